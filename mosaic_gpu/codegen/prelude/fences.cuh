@@ -1,0 +1,9 @@
+// Fences between ordinary accesses (the generic proxy) and those of TMA, wgmma and tcgen05 (the asynchronous proxy).
+
+DI void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+DI void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+DI void fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
+
+DI void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

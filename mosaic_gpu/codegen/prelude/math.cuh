@@ -1,0 +1,174 @@
+// Conversions and arithmetic that C++ has no operator for. `_approx` functions flush denormals and round loosely;
+// the others keep denormals.
+
+// ---- pairs of 16-bit floats in one register, low half first
+
+DI u32 pack_bf16x2(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+DI u32 pack_f16x2(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+DI float unpack_bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
+DI float unpack_bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+DI float unpack_f16_low(u32 pair) {
+  float value;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(value) : "r"(pair));
+  return value;
+}
+
+DI float unpack_f16_high(u32 pair) {
+  float value;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(value) : "r"(pair));
+  return value;
+}
+
+// ---- single 16-bit floats, by their bits
+
+DI u16 to_bf16(float value) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+DI float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+DI u16 to_f16(float value) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+DI float from_f16(u16 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// Rounds to the 10-bit mantissa of tf32 (ties away from zero); the tensor cores would cut the rest off.
+DI u32 to_tf32(float value) {
+  u32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+// ---- pairs of 8-bit floats in 16 bits, low byte first; values too large become the largest finite one
+
+DI u16 pack_e4m3x2(float low, float high) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+DI u16 pack_e5m2x2(float low, float high) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Both as f16, which holds every value of either type.
+DI u32 unpack_e4m3x2(u16 pair) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  return halves;
+}
+
+DI u32 unpack_e5m2x2(u16 pair) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  return halves;
+}
+
+// ---- transcendentals
+
+DI float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// As good as exp2_approx for normal results, and right for denormal ones.
+DI float exp2_full(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DI float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DI float log2_full(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DI float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DI float rsqrt_approx(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DI float sqrt_approx(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DI float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- larger and smaller: the plain ones return the other operand where one is NaN, the `_nan` ones return NaN
+
+DI float max_plain(float a, float b) {
+  float y;
+  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+DI float min_plain(float a, float b) {
+  float y;
+  asm("min.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+DI float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+DI float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// ---- integers
+
+DI int ceil_div(int a, int b) { return (a + b - 1) / b; }
+DI int max_int(int a, int b) { return a > b ? a : b; }
+DI int min_int(int a, int b) { return a < b ? a : b; }
+
+// Division that rounds down, and the remainder that has the divisor's sign, as in Python.
+DI int floor_div(int a, int b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
+DI int floor_mod(int a, int b) { return a - b * floor_div(a, b); }

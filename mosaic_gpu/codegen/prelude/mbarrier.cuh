@@ -1,0 +1,59 @@
+// Barriers in shared memory that count arrivals and bytes. `bar` is a shared address.
+
+DI void mbarrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+DI void mbarrier_invalidate(u32 bar) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
+
+// Makes initialised barriers visible to the asynchronous proxy and to the cluster.
+DI void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DI void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+
+DI void mbarrier_arrive_count(u32 bar, u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+DI void mbarrier_expect_tx(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+DI void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+// Arrives at the barrier with the same offset in another block of the cluster. No `.release.cluster` is spelled: ptxas
+// would put a membar over the whole GPU in front of it.
+DI void mbarrier_arrive_cluster(u32 bar, u32 cta_rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+      "r"(cta_rank)
+      : "memory");
+}
+
+// Has the phase of this parity ended? Does not wait.
+DI bool mbarrier_test(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// Returns when the phase of this parity has ended. The hardware suspends the thread between tries.
+DI void mbarrier_wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier_retry_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra mbarrier_retry_%=;\n}" ::"r"(bar),
+      "r"(parity)
+      : "memory");
+}

@@ -1,0 +1,92 @@
+// Tensor memory and matrix products of Blackwell. GROUP is 1, or 2 where two blocks of a cluster work together; one
+// kernel uses one of them only. Loads and stores of tensor memory are generated, one function per shape and width.
+
+// Reserves COLUMNS (a power of two from 32 to 512) and writes their address to shared memory. One converged warp.
+template <int COLUMNS, int GROUP = 1>
+DI void tmem_alloc(u32 shared_destination) {
+  static_assert(COLUMNS >= 32 && COLUMNS <= 512 && (COLUMNS & (COLUMNS - 1)) == 0, "32, 64, 128, 256 or 512 columns");
+  if constexpr (GROUP == 1)
+    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared_destination),
+                 "n"(COLUMNS)
+                 : "memory");
+  else
+    asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared_destination),
+                 "n"(COLUMNS)
+                 : "memory");
+}
+
+// States that this block allocates no more, so that another block may.
+template <int GROUP = 1>
+DI void tmem_relinquish() {
+  if constexpr (GROUP == 1)
+    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;");
+  else
+    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;");
+}
+
+template <int COLUMNS, int GROUP = 1>
+DI void tmem_dealloc(u32 address) {
+  if constexpr (GROUP == 1)
+    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS));
+  else
+    asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS));
+}
+
+// tcgen05_mma_<kind>_ss(d, a, b, idesc, accumulate): D (+)= A B, both operands in shared memory, by descriptors.
+// tcgen05_mma_<kind>_ts(d, a, b, idesc, accumulate): A in tensor memory, by address.
+// One thread issues; `idesc` is the instruction descriptor; D is overwritten where `accumulate` is 0.
+#define MOSAIC_TCGEN05_MMA_GROUP(group, kind, a_type, a_constraint, a_operand)                                 \
+  asm volatile("{\n.reg .pred accumulate;\nsetp.ne.u32 accumulate, %4, 0;\n"                                   \
+               "tcgen05.mma.cta_group::" group ".kind::" kind " [%0], " a_operand ", %2, %3, accumulate;\n}"   \
+               ::"r"(d), a_constraint(a), "l"(b), "r"(idesc), "r"(accumulate)                                  \
+               : "memory")
+#define MOSAIC_TCGEN05_MMA(name, kind, a_type, a_constraint, a_operand)                                        \
+  template <int GROUP = 1>                                                                                     \
+  DI void name(u32 d, a_type a, u64 b, u32 idesc, u32 accumulate) {                                            \
+    if constexpr (GROUP == 1)                                                                                  \
+      MOSAIC_TCGEN05_MMA_GROUP("1", kind, a_type, a_constraint, a_operand);                                    \
+    else                                                                                                       \
+      MOSAIC_TCGEN05_MMA_GROUP("2", kind, a_type, a_constraint, a_operand);                                    \
+  }
+MOSAIC_TCGEN05_MMA(tcgen05_mma_f16_ss, "f16", u64, "l", "%1")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_f16_ts, "f16", u32, "r", "[%1]")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_tf32_ss, "tf32", u64, "l", "%1")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_tf32_ts, "tf32", u32, "r", "[%1]")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_f8_ss, "f8f6f4", u64, "l", "%1")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_f8_ts, "f8f6f4", u32, "r", "[%1]")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_i8_ss, "i8", u64, "l", "%1")
+MOSAIC_TCGEN05_MMA(tcgen05_mma_i8_ts, "i8", u32, "r", "[%1]")
+#undef MOSAIC_TCGEN05_MMA
+#undef MOSAIC_TCGEN05_MMA_GROUP
+
+// The barrier gets one arrival when everything this thread has issued so far is done. Includes the fence before it.
+template <int GROUP = 1>
+DI void tcgen05_commit(u32 bar) {
+  if constexpr (GROUP == 1)
+    asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(bar) : "memory");
+  else
+    asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+// The same in every block of the cluster whose bit is set in `mask`.
+template <int GROUP = 1>
+DI void tcgen05_commit_multicast(u32 bar, u16 mask) {
+  if constexpr (GROUP == 1)
+    asm volatile(
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(bar),
+        "h"(mask)
+        : "memory");
+  else
+    asm volatile(
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(bar),
+        "h"(mask)
+        : "memory");
+}
+
+// Order tensor memory accesses against a barrier between threads: one before arriving, one after waiting.
+DI void tcgen05_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
+DI void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
+
+// Loaded registers may be used, and stores are done, only after these.
+DI void tcgen05_wait_load() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
+DI void tcgen05_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }

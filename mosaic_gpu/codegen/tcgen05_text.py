@@ -1,0 +1,56 @@
+"""C++ text of the loads and stores of tensor memory: one device function per shape and width.
+
+A function moves ``N`` repeats of its shape between registers and tensor memory, for the 32 lanes that the executing
+warp can reach; it is asynchronous, and ended by ``tcgen05_wait_load`` or ``tcgen05_wait_store``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mosaic_gpu.errors import IllegalInstruction
+
+Shape = Literal["32x32b", "16x64b", "16x128b", "16x256b"]
+Direction = Literal["load", "store"]
+
+REGISTERS_PER_REPEAT: dict[str, int] = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4}
+MOST_REGISTERS = 128
+
+
+def repeats(shape: Shape) -> tuple[int, ...]:
+    """The repeat counts that exist for a shape: powers of two, 128 registers at most."""
+    return tuple(1 << power for power in range(8) if REGISTERS_PER_REPEAT[shape] << power <= MOST_REGISTERS)
+
+
+def tcgen05_transfer_template(direction: Direction, shape: Shape, counts: tuple[int, ...] | None = None) -> str:
+    """``tcgen05_load_<shape><N>(u32* r, u32 address)`` or ``tcgen05_store_<shape><N>(u32 address, const u32* r)``.
+
+    ``counts`` are the values of N to write out, by default all that exist.
+    """
+    known = repeats(shape)
+    counts = known if counts is None else counts
+    missing = [count for count in counts if count not in known]
+    if missing:
+        raise IllegalInstruction(f"tcgen05 {direction} {shape} has no x{missing[0]}; it has {known}.")
+    name = f"tcgen05_{direction}_{shape}"
+    parameters = "u32* r, u32 address" if direction == "load" else "u32 address, const u32* r"
+    parts = [f"template <int N>\nDI void {name}({parameters});\n"]
+    for count in counts:
+        body = _statement(direction, shape, count)
+        parts.append(f"template <>\nDI void {name}<{count}>({parameters}) {{\n{body}}}\n")
+    return "".join(parts)
+
+
+def _statement(direction: Direction, shape: Shape, count: int) -> str:
+    registers = count * REGISTERS_PER_REPEAT[shape]
+    if direction == "load":
+        names = ", ".join(f"%{index}" for index in range(registers))
+        outputs = ", ".join(f'"=r"(r[{index}])' for index in range(registers))
+        instruction = f"tcgen05.ld.sync.aligned.{shape}.x{count}.b32 {{{names}}}, [%{registers}];"
+        operands = f': {outputs}\n               : "r"(address)'
+    else:
+        names = ", ".join(f"%{index}" for index in range(1, registers + 1))
+        inputs = ", ".join(f'"r"(r[{index}])' for index in range(registers))
+        instruction = f"tcgen05.st.sync.aligned.{shape}.x{count}.b32 [%0], {{{names}}};"
+        operands = f':\n               : "r"(address), {inputs}'
+    return f'  asm volatile("{instruction}"\n               {operands}\n               : "memory");\n'

@@ -1,0 +1,114 @@
+"""JAX primitives made out of the op registry, and how an op's Python function binds one.
+
+A Ref or a view of one (`ref.at[...]`) is not a pytree, so an operand travels as its leaves with the tree as a parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.ref import AbstractRef
+
+from ..memory import MemorySpace
+from ..ops.registry import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class OperandType:
+    """What an abstract rule sees of an operand.  space is None for values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    space: MemorySpace | None = None
+
+
+class TreeOf:
+    """A hashable wrapper of a treedef and of which operands are Refs; equal trees compare equal."""
+
+    def __init__(self, tree: Any, refs: tuple[bool, ...]) -> None:
+        self.tree, self.refs = tree, refs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TreeOf) and (self.tree, self.refs) == (other.tree, other.refs)
+
+    def __hash__(self) -> int:
+        return hash((self.tree, self.refs))
+
+    def __repr__(self) -> str:
+        return "operands"
+
+
+def split_ref(x: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A Ref or view as (ref, transforms)."""
+    if hasattr(x, "transforms") and hasattr(x, "ref"):
+        return x.ref, tuple(x.transforms)
+    return x, ()
+
+
+def is_ref(x: Any) -> bool:
+    x = split_ref(x)[0]
+    aval = getattr(x, "aval", x)
+    return isinstance(aval, AbstractRef)
+
+
+def space_of(x: Any) -> MemorySpace | None:
+    """The memory space of a Ref or view; None for anything else."""
+    ref = split_ref(x)[0]
+    aval = getattr(ref, "aval", ref)
+    space = getattr(aval, "memory_space", None)
+    return space if isinstance(space, MemorySpace) else None
+
+
+def dtype_name(dtype: Any) -> str:
+    return str(np.dtype(dtype)) if not hasattr(dtype, "name") else str(dtype.name)
+
+
+def operand_type(x: Any) -> OperandType:
+    if is_ref(x):
+        return OperandType(tuple(x.shape), dtype_name(x.dtype), space_of(x))
+    return OperandType(tuple(np.shape(x)), dtype_name(jax.numpy.result_type(x)))
+
+
+@functools.cache
+def primitive(op: Op) -> Any:
+    p = jex.Primitive(op.name)
+    p.multiple_results = True
+    p.def_abstract_eval(lambda *avals, results, **params: [jax.core.ShapedArray(s, np.dtype(d)) for s, d in results])
+    return p
+
+
+def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
+    """Bind the op's primitive.  Operands: Refs, views, arrays, scalars or None; params: hashable plain values."""
+    types = tuple(None if x is None else operand_type(x) for x in operands)
+    assert op.abstract_rule is not None
+    results = tuple(op.abstract_rule(*types, **params))
+    results = tuple((tuple(s), np.dtype(d) if not isinstance(d, str) else jax.numpy.dtype(d)) for s, d in results)
+    refs = tuple(x is not None and is_ref(x) for x in operands)
+    leaves, tree = jax.tree.flatten(tuple(split_ref(x) if r else x for x, r in zip(operands, refs, strict=True)))
+    return primitive(op).bind(*leaves, operands=TreeOf(tree, refs), results=results, **params)  # type: ignore[no-any-return]
+
+
+# Operations with a body: one jaxpr closed over the values and Refs around it.
+run_scoped_p = jex.Primitive("run_scoped")
+run_scoped_p.multiple_results = True
+run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes: [v.aval for v in jaxpr.outvars])
+warp_map_p = jex.Primitive("warp_map")
+warp_map_p.multiple_results = True
+warp_map_p.def_abstract_eval(lambda *a, jaxpr: [])
+
+
+@functools.cache
+def slice_class() -> Any:
+    """JAX's own slice class, found by asking a view for one: it has no public name outside jax.experimental.pallas."""
+    found: list[Any] = []
+
+    def ask(r: Any) -> None:
+        found.append(type(r.at[0:1].transforms[0].indices[0]))
+
+    jax.make_jaxpr(ask)(AbstractRef(jax.core.ShapedArray((4,), np.dtype("float32"))))
+    return found[0]

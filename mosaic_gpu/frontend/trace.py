@@ -1,0 +1,366 @@
+"""jaxpr -> Program.  All differences between JAX versions and all of JAX's own data structures end here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from ..errors import Line, OutOfBounds, UnsupportedCall, UnsupportedPrimitive
+from ..memory import MemorySpace
+from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
+from .primitives import TreeOf, dtype_name, slice_class
+
+JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+KERNELS_FOLDER = os.path.join(OUR_FOLDER, "kernels") + os.sep
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+CALLS |= {"custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+IDENTITY = {"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint"}
+
+
+def user_line(equation: Any, outer: Line | None) -> Line | None:
+    """The innermost line of the traceback that is the user's: not JAX's and not ours (our kernels count as a user's)."""
+    traceback = equation.source_info.traceback
+    for f in traceback.frames if traceback else ():
+        name = os.path.abspath(f.file_name)
+        if name.startswith(JAX_FOLDER) or (name.startswith(OUR_FOLDER) and not name.startswith(KERNELS_FOLDER)) or f.file_name[:1] == "<":
+            continue
+        return Line(name, int(f.line_num), str(f.function_name))
+    return outer  # e.g. inside jnp.where, whose trace JAX caches: no frame of the user
+
+
+class Tracer:
+    """Converts one jaxpr.  `fresh` numbers values; `env` maps JAX variables to operands."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.env: dict[Any, Operand] = {}
+
+    def fresh(self, shape: Sequence[int], dtype: Any, space: MemorySpace | None = None) -> Value:
+        self.count += 1
+        return Value(self.count, tuple(int(n) for n in shape), dtype if isinstance(dtype, str) else dtype_name(dtype), space)
+
+    def value_of_aval(self, aval: Any) -> Value:
+        space = getattr(aval, "memory_space", None)
+        return self.fresh(aval.shape, aval.dtype, space if isinstance(space, MemorySpace) else None)
+
+    def read(self, v: Any) -> Operand:
+        if isinstance(v, jex.Literal):
+            return literal(v.val, v.aval.dtype)
+        return self.env[v]
+
+    def bind(self, variables: Sequence[Any], operands: Sequence[Operand]) -> None:
+        self.env.update(zip(variables, operands, strict=True))
+
+    def define(self, variables: Sequence[Any]) -> tuple[Value, ...]:
+        values = tuple(self.value_of_aval(v.aval) for v in variables)
+        self.bind(variables, values)
+        return values
+
+    # ---- a jaxpr's equations, appended to `out` ---------------------------------------------------------------------
+    def inline(self, jaxpr: Any, operands: Sequence[Operand], out: list[Equation], line: Line | None) -> list[Operand]:
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        consts = getattr(jaxpr, "consts", ())
+        self.bind(inner.constvars, [self.constant(c, line) for c in consts])
+        self.bind(inner.invars, operands)
+        for e in inner.eqns:
+            self.equation(e, out, user_line(e, line))
+        return [self.read(v) for v in inner.outvars]
+
+    def constant(self, c: Any, line: Line | None) -> Operand:
+        if np.ndim(c) == 0 and not hasattr(c, "aval"):
+            return literal(c, np.asarray(c).dtype)
+        raise UnsupportedCall(
+            f"the kernel captures an array constant of shape {np.shape(c)}; pass it as an input (Python and NumPy scalars may be captured)", line
+        )
+
+    def region(self, jaxpr: Any, operands: Sequence[Operand], inputs: tuple[Value, ...], line: Line | None) -> Region:
+        equations: list[Equation] = []
+        outputs = self.inline(jaxpr, operands, equations, line)
+        return Region(inputs, tuple(equations), tuple(outputs))
+
+    def equation(self, e: Any, out: list[Equation], line: Line | None) -> None:
+        name = e.primitive.name
+        operands = e.params.get("operands")
+        if isinstance(operands, TreeOf):
+            params = {k: v for k, v in e.params.items() if k not in ("operands", "results")}
+            out.append(Equation(name, self.operands(operands, e.invars, line), self.define(e.outvars), plain(params), (), line))
+        elif name in CALLS:
+            inner = e.params.get(CALLS[name]) or e.params.get("jaxpr") or e.params.get("fun_jaxpr")
+            self.bind(e.outvars, self.inline(inner, [self.read(v) for v in e.invars], out, line))
+        elif name in IDENTITY:
+            self.bind(e.outvars, [self.read(v) for v in e.invars])
+        elif name in STRUCTURED:
+            STRUCTURED[name](self, e, out, line)
+        else:
+            params = {k: v for k, v in e.params.items() if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"}
+            out.append(Equation(name, tuple(self.read(v) for v in e.invars), self.define(e.outvars), plain(params), (), line))
+
+    def operands(self, tree: TreeOf, invars: Sequence[Any], line: Line | None) -> tuple[Operand, ...]:
+        items = jax.tree.unflatten(tree.tree, list(invars))
+        out: list[Operand] = []
+        for item, is_ref in zip(items, tree.refs, strict=True):
+            if is_ref:
+                ref, transforms = item
+                out.append(self.view(ref, transforms, line))
+            elif item is not None:
+                out.append(self.read(item))
+        return tuple(out)
+
+    # ---- views ------------------------------------------------------------------------------------------------------
+    def view(self, ref: Any, transforms: Sequence[Any], line: Line | None) -> View:
+        base = self.read(ref)
+        assert isinstance(base, Value) and base.space is not None
+        v = View.whole(base)
+        for t in transforms:
+            kind = type(t).__name__
+            if kind == "NDIndexer":
+                v = self.indexed(v, t.indices, line)
+            elif kind == "TransposeTransform":
+                v = View(v.ref, v.dims, tuple(v.permutation[p] for p in t.permutation))
+            elif kind == "ReshapeTransform" and tuple(t.shape) == v.shape:
+                pass
+            else:
+                raise UnsupportedCall(f"{kind} on a {base.space} Ref: views can be indexed and transposed; copy into a buffer of that shape", line)
+        return v
+
+    def indexed(self, v: View, indices: Sequence[Any], line: Line | None) -> View:
+        dims = list(v.dims)
+        gone: set[int] = set()
+        for position, index in zip(v.kept, indices, strict=True):
+            old = dims[position]
+            size = int(old.size or 0)
+            if isinstance(index, slice_class()):
+                start, length, stride = self.affine(index.start, line), int(index.size), int(index.stride)
+                last = start.const + (length - 1) * stride if length else start.const
+                dims[position] = DimIndex(old.start + start * old.stride, length, old.stride * stride)
+            else:
+                start = self.affine(index, line)
+                last = start.const
+                dims[position] = DimIndex(old.start + start * old.stride, None)
+                gone.add(position)
+            clipped = v.space.kind == "gmem" and position not in gone  # a tile may stick out of an array: TMA clips it
+            if start.static and (start.const < 0 or (last >= size and not clipped) or (clipped and start.const > size)):
+                raise OutOfBounds(
+                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})", line
+                )
+        kept = [p for p in v.kept if p not in gone]
+        order = sorted(kept)
+        return View(v.ref, tuple(dims), tuple(order.index(p) for p in kept))
+
+    def affine(self, x: Any, line: Line | None) -> Affine:
+        if isinstance(x, (int, np.integer)):
+            return Affine(int(x))
+        operand = self.read(x) if not isinstance(x, np.ndarray) else literal(x, x.dtype)
+        if isinstance(operand, Literal):
+            return Affine(int(operand.value))
+        assert isinstance(operand, Value)
+        if operand.shape:
+            raise UnsupportedCall("an array as an index: use a loop over rows, or one index per copy", line)
+        return Affine(0, ((operand, 1),))
+
+
+def literal(value: Any, dtype: Any) -> Literal:
+    """A NumPy or Python scalar as a plain one; floats of narrow types become the float they round to."""
+    array = np.asarray(value)
+    if array.shape:
+        raise UnsupportedCall(f"an array constant of shape {array.shape} in a kernel; pass it as an input")
+    name = dtype_name(dtype)
+    if name == "bool":
+        return Literal(bool(array), name)
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return Literal(int(array), name)
+    return Literal(float(array.astype(np.dtype(dtype)).astype(np.float64)), name)
+
+
+def plain(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Parameters as sorted pairs of hashable plain values; dtypes by name."""
+
+    def convert(v: Any) -> Any:
+        if isinstance(v, (tuple, list)):
+            return tuple(convert(x) for x in v)
+        if isinstance(v, np.dtype) or (isinstance(v, type) and issubclass(v, np.generic)):
+            return dtype_name(np.dtype(v))
+        return v
+
+    return tuple(sorted((k, convert(v)) for k, v in params.items() if v is not None))
+
+
+# ---- structured primitives ----------------------------------------------------------------------------------------------
+def _views(tr: Tracer, e: Any, skip: int, line: Line | None) -> View:
+    transforms = jax.tree.unflatten(e.params["tree"], list(e.invars[skip:]))
+    return tr.view(e.invars[0], transforms, line)
+
+
+def _get(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    out.append(Equation("get", (_views(tr, e, 1, line),), tr.define(e.outvars), (), (), line))
+
+
+def _swap(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    view = _views(tr, e, 2, line)
+    results = tr.define(e.outvars) if type(e.outvars[0]).__name__ != "DropVar" else ()
+    out.append(Equation("swap", (view, tr.read(e.invars[1])), results, (), (), line))
+
+
+def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    view, x = _views(tr, e, 2, line), tr.read(e.invars[1])
+    old, new = tr.fresh(view.shape, view.dtype), tr.fresh(view.shape, view.dtype)
+    out.append(Equation("get", (view,), (old,), (), (), line))
+    out.append(Equation("add", (old, x), (new,), (), (), line))
+    out.append(Equation("swap", (view, new), (), (), (), line))
+
+
+def _cond(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    index, *operands = [tr.read(v) for v in e.invars]
+    regions = tuple(tr.region(b, operands, (), line) for b in e.params["branches"])
+    out.append(Equation("cond", (index,), tr.define(e.outvars), (), regions, line))
+
+
+def _is_increment(jaxpr: Any, variable: Any, result: Any) -> bool:
+    for e in jaxpr.eqns:
+        if e.outvars[0] is result:
+            a, b = e.invars if e.primitive.name == "add" else (None, None)
+            return a is variable and isinstance(b, jex.Literal) and int(b.val) == 1
+    return False
+
+
+def _scan(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    p = e.params
+    if "ft_in" in p:  # JAX 0.11 and later: (consts, carry, xs) as trees of leaves
+        consts, carry, xs = (len(jax.tree.leaves(tuple(part), is_leaf=lambda x: x is None)) for part in p["ft_in"])
+    else:
+        consts, carry = p["num_consts"], p["num_carry"]
+        xs = len(e.invars) - consts - carry
+    body = p["jaxpr"]
+    inner = getattr(body, "jaxpr", body)
+    if xs or len(inner.outvars) != carry or p["reverse"]:
+        raise UnsupportedPrimitive("scan over arrays (xs, ys or reverse) in a kernel: loop with fori_loop and index the Refs", line)
+    operands = [tr.read(v) for v in e.invars]
+    outer, init = operands[:consts], operands[consts:]
+    counted = carry > 0 and _is_increment(inner, inner.invars[consts], inner.outvars[0]) and isinstance(init[0], Literal)
+    start = int(init[0].value) if counted and isinstance(init[0], Literal) else 0
+    bounds = (Literal(start, "int32"), Literal(start + p["length"], "int32"))
+    _for(tr, e, body, outer, init, bounds, counted, p["unroll"], out, line)
+
+
+def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    p = e.params
+    cond, body = p["cond_jaxpr"], p["body_jaxpr"]
+    ic, ib = getattr(cond, "jaxpr", cond), getattr(body, "jaxpr", body)
+    nc, nb = p["cond_nconsts"], p["body_nconsts"]
+    operands = [tr.read(v) for v in e.invars]
+    c_outer, b_outer, init = operands[:nc], operands[nc : nc + nb], operands[nc + nb :]
+    carry = ib.invars[nb:]
+    fori = (
+        nc == 0
+        and len(ic.eqns) == 1
+        and ic.eqns[0].primitive.name == "lt"
+        and list(ic.eqns[0].invars) == list(ic.invars[:2])
+        and len(carry) >= 2
+        and ib.outvars[1] is carry[1]
+        and _is_increment(ib, carry[0], ib.outvars[0])
+    )
+    if fori:
+        bounds = (init[0], init[1])
+        # The bound is a carried value that never changes: inside the body it is the bound itself.
+        _for(tr, e, body, b_outer, init, bounds, True, 1, out, line, invariant=1)
+        return
+    values = tuple(tr.fresh(v.aval.shape, v.aval.dtype) for v in carry)
+    c_region = tr.region(cond, [*c_outer, *values], values, line)
+    values_b = tuple(tr.fresh(v.aval.shape, v.aval.dtype) for v in carry)
+    b_region = tr.region(body, [*b_outer, *values_b], values_b, line)
+    out.append(Equation("while", tuple(init), tr.define(e.outvars), (), (c_region, b_region), line))
+
+
+def _for(
+    tr: Tracer,
+    e: Any,
+    body: Any,
+    outer: Sequence[Operand],
+    init: Sequence[Operand],
+    bounds: tuple[Operand, Operand],
+    counted: bool,
+    unroll: int | bool,
+    out: list[Equation],
+    line: Line | None,
+    invariant: int = 0,
+) -> None:
+    """A counted loop.  counted: carry 0 is the counter; invariant: the next so many carries are the loop's bounds."""
+    skip = (1 + invariant) if counted else 0
+    index = tr.fresh((), "int32")
+    carried = tuple(tr.fresh(o.shape, o.dtype) for o in init[skip:])
+    inside: list[Operand] = ([index, *([bounds[1]] * invariant)] if counted else []) + list(carried)
+    region = tr.region(body, [*outer, *inside], (index, *carried), line)
+    region = dataclasses.replace(region, outputs=region.outputs[skip:])
+    results = tr.define(e.outvars[skip:])
+    if counted:
+        tr.bind(e.outvars[:skip], [bounds[1]] * skip)
+    params = (("unroll", int(unroll) if not isinstance(unroll, bool) else (0 if unroll else 1)),)
+    out.append(Equation("for", (*bounds, *init[skip:]), results, params, (region,), line))
+
+
+def _run_scoped(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    jaxpr = e.params["jaxpr"]
+    tr.bind(jaxpr.constvars, [tr.read(v) for v in e.invars])
+    refs = tuple(tr.value_of_aval(v.aval) for v in jaxpr.invars)
+    region = tr.region(_without_consts(jaxpr), list(refs), refs, line)
+    params = (("collective_axes", e.params["collective_axes"]),)
+    out.append(Equation("run_scoped", (), tr.define(e.outvars), params, (region,), line))
+
+
+def _warp_map(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    jaxpr = e.params["jaxpr"]
+    tr.bind(jaxpr.constvars, [tr.read(v) for v in e.invars])
+    warp = tr.fresh((), "int32")
+    out.append(Equation("warp_map", (), (), (), (tr.region(_without_consts(jaxpr), [warp], (warp,), line),), line))
+
+
+@dataclasses.dataclass(frozen=True)
+class _without_consts:  # noqa: N801 - reads as what it does
+    """A jaxpr whose constvars are bound already."""
+
+    whole: Any
+    constvars: tuple[Any, ...] = ()
+
+    @property
+    def invars(self) -> Any:
+        return self.whole.invars
+
+    @property
+    def outvars(self) -> Any:
+        return self.whole.outvars
+
+    @property
+    def eqns(self) -> Any:
+        return self.whole.eqns
+
+
+def _axis_index(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    name = e.params["axis_name"]
+    out.append(Equation("axis_index", (), tr.define(e.outvars), (("axis_name", name),), (), line))
+
+
+STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]] = {
+    "get": _get,
+    "swap": _swap,
+    "addupdate": _addupdate,
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+    "run_scoped": _run_scoped,
+    "warp_map": _warp_map,
+    "axis_index": _axis_index,
+}
+
+
+@functools.cache
+def function_line(f: Any) -> Line | None:
+    code = getattr(getattr(f, "func", f), "__code__", None)
+    return Line(code.co_filename, code.co_firstlineno, code.co_name) if code else None

@@ -1,0 +1,209 @@
+"""Register layouts: which thread and register of a warpgroup holds which element of an array.
+
+A layout is three lists of mixed-radix digits: of the register index, of the lane (0..31) and of the warp (0..3), the fastest
+digit first.  A digit of value d adds d * stride to the coordinate of its dimension; a digit without a dimension is a
+replica.  Every layout of wgmma, mma.sync and tcgen05.ld (PTX ISA 9.7.14 to 9.7.16) has this form for any N, and so do their
+reductions, which is why nothing else in the compiler needs to know a fragment's shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Digit:
+    """size values; each adds stride to the coordinate along dim (None: a replica)."""
+
+    size: int
+    dim: int | None
+    stride: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisterLayout:
+    """A distribution of `shape` over 128 threads.  name: how messages call it."""
+
+    name: str
+    shape: Shape
+    reg: tuple[Digit, ...]
+    lane: tuple[Digit, ...]
+    warp: tuple[Digit, ...]
+
+    def __post_init__(self) -> None:
+        assert math.prod(d.size for d in self.lane) == 32 and math.prod(d.size for d in self.warp) == 4
+
+    @property
+    def registers(self) -> int:
+        """Elements that one thread holds."""
+        return math.prod(d.size for d in self.reg)
+
+    def __str__(self) -> str:
+        return f"{self.name}{list(self.shape)}"
+
+    def same_map(self, other: RegisterLayout) -> bool:
+        """Whether both put every element in the same place (names aside)."""
+        return (self.shape, _merged(self.reg), _merged(self.lane), _merged(self.warp)) == (
+            other.shape,
+            _merged(other.reg),
+            _merged(other.lane),
+            _merged(other.warp),
+        )
+
+    def coordinates(self) -> np.ndarray:
+        """int array [warp, lane, register, dim] of element coordinates."""
+        return _coordinates(self)
+
+    def register_part(self, register: int) -> tuple[int, ...]:
+        """What the register index adds to each coordinate."""
+        return _part(self.reg, register, len(self.shape))
+
+    def reduce(self, axes: Sequence[int] | int) -> RegisterLayout:
+        """The layout of a reduction over `axes`: their digits become replicas, registers along them are gone."""
+        gone = {axes} if isinstance(axes, int) else set(axes)
+        kept = [i for i in range(len(self.shape)) if i not in gone]
+
+        def convert(digits: tuple[Digit, ...], drop: bool) -> tuple[Digit, ...]:
+            out = []
+            for d in digits:
+                if d.dim is None or d.dim in gone:
+                    if not drop:
+                        out.append(Digit(d.size, None))
+                else:
+                    out.append(Digit(d.size, kept.index(d.dim), d.stride))
+            return tuple(out)
+
+        shape = tuple(self.shape[i] for i in kept)
+        return RegisterLayout(
+            f"{self.name}.reduce{tuple(sorted(gone))}", shape, convert(self.reg, True), convert(self.lane, False), convert(self.warp, False)
+        )
+
+    def with_unit_dims(self, shape: Shape, dims: Sequence[int]) -> RegisterLayout:
+        """The same distribution seen as `shape`: dimension i becomes dims[i], the new dimensions have extent 1."""
+
+        def convert(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:
+            return tuple(d if d.dim is None else Digit(d.size, dims[d.dim], d.stride) for d in digits)
+
+        return RegisterLayout(self.name, shape, convert(self.reg), convert(self.lane), convert(self.warp))
+
+
+def _merged(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:
+    """Canonical form: unit digits dropped, neighbours that continue each other joined."""
+    out: list[Digit] = []
+    for d in digits:
+        if d.size == 1:
+            continue
+        if out and out[-1].dim == d.dim and (d.dim is None or d.stride == out[-1].stride * out[-1].size):
+            out[-1] = Digit(out[-1].size * d.size, d.dim, out[-1].stride)
+        else:
+            out.append(d)
+    return tuple(out)
+
+
+def _part(digits: tuple[Digit, ...], index: int, rank: int) -> tuple[int, ...]:
+    out = [0] * rank
+    for d in digits:
+        if d.dim is not None:
+            out[d.dim] += (index % d.size) * d.stride
+        index //= d.size
+    return tuple(out)
+
+
+@functools.lru_cache(maxsize=1024)
+def _coordinates(layout: RegisterLayout) -> np.ndarray:
+    rank = len(layout.shape)
+    parts = [
+        np.array([_part(digits, i, rank) for i in range(n)], dtype=np.int64).reshape(n, rank)
+        for digits, n in ((layout.warp, 4), (layout.lane, 32), (layout.reg, layout.registers))
+    ]
+    return parts[0][:, None, None] + parts[1][None, :, None] + parts[2][None, None]
+
+
+# ---- the layouts of the hardware ----------------------------------------------------------------------------------------
+def wgmma(shape: Shape) -> RegisterLayout:
+    """Accumulator of wgmma m64nNkK and its 16-bit A fragment, (m, n) with m % 64 == 0 and n % 8 == 0 (PTX ISA 9.7.15.5)."""
+    m, n = shape
+    reg = (Digit(2, 1, 1), Digit(2, 0, 8), Digit(n // 8, 1, 8), Digit(m // 64, 0, 64))
+    return RegisterLayout("WGMMA", shape, reg, (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(4, 0, 16),))
+
+
+def tcgen05_native(shape: Shape) -> RegisterLayout:
+    """What tcgen05.ld.32x32b delivers: one TMEM lane (row) per thread, (128, n) (PTX ISA 9.7.16.8)."""
+    m, n = shape
+    return RegisterLayout("TCGEN05_TMEM_NATIVE", shape, (Digit(n, 1, 1), Digit(m // 128, 0, 128)), (Digit(32, 0, 1),), (Digit(4, 0, 32),))
+
+
+def strided(shape: Shape, vector: int = 1) -> RegisterLayout:
+    """Row-major round robin in vectors; the element count must divide by 128 * vector."""
+    rank = len(shape)
+    total = math.prod(shape)
+    if total % (128 * vector):
+        raise ValueError(f"WG_STRIDED{list(shape)}: {total} elements do not divide over 128 threads in vectors of {vector}")
+    sizes = (vector, 32, 4, total // (128 * vector))
+    groups: list[list[Digit]] = [[], [], [], []]
+    dim, remaining, stride = rank - 1, shape[-1] if rank else 1, 1
+    for group, size in enumerate(sizes):
+        left = size
+        while left > 1:
+            while remaining == 1:
+                dim -= 1
+                remaining, stride = shape[dim], 1
+            take = math.gcd(left, remaining)
+            if take == 1:
+                raise ValueError(f"WG_STRIDED{list(shape)} with vectors of {vector}: dimension {dim} cannot be split over threads evenly")
+            groups[group].append(Digit(take, dim, stride))
+            stride, remaining, left = stride * take, remaining // take, left // take
+    return RegisterLayout("WG_STRIDED", shape, (*groups[0], *groups[3]), tuple(groups[1]), tuple(groups[2]))
+
+
+class Layout(enum.Enum):
+    """Register layouts by name, as in `layout_cast(x, Layout.WGMMA)`; `Layout.WGMMA.reduce(1)` is that of its row reductions."""
+
+    WGMMA = "WGMMA"
+    TCGEN05_TMEM_NATIVE = "TCGEN05_TMEM_NATIVE"
+    WG_STRIDED = "WG_STRIDED"
+
+    def reduce(self, axes: int | Sequence[int]) -> ReducedLayout:
+        """The layout of a reduction of a 2-D array in this layout over `axes`."""
+        return ReducedLayout(self, (axes,) if isinstance(axes, int) else tuple(axes))
+
+    def __call__(self, *args: object, **kwargs: object) -> Layout:
+        """`Layout.X()` means `Layout.X`: none of ours takes parameters (the shape comes from the array)."""
+        if args or kwargs:
+            raise ValueError(f"{self} takes no parameters: the array's shape decides")
+        return self
+
+    def of(self, shape: Shape) -> RegisterLayout:
+        """The layout for an array of `shape`; ValueError where the shape does not fit."""
+        if self is Layout.WG_STRIDED:
+            return strided(shape)
+        rows, columns = {Layout.WGMMA: (64, 8), Layout.TCGEN05_TMEM_NATIVE: (128, 1)}[self]
+        if len(shape) != 2 or shape[0] % rows or shape[1] % columns:
+            raise ValueError(f"{self.value} holds (m, n) arrays with m a multiple of {rows} and n of {columns}; this one is {shape}")
+        return (wgmma if self is Layout.WGMMA else tcgen05_native)(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReducedLayout:
+    """`Layout.X.reduce(axes)`: the layout of a reduction."""
+
+    base: Layout
+    axes: tuple[int, ...]
+
+    def of(self, shape: Shape) -> RegisterLayout:
+        """For a reduction result of `shape`.  The reduced extent does not matter: it is all replicas."""
+        full = list(shape)
+        for a in sorted(self.axes):
+            full.insert(a, 128 if a == 0 else 64)
+        return self.base.of(tuple(full)).reduce(self.axes)
+
+
+LayoutName = Layout | ReducedLayout

@@ -1,0 +1,118 @@
+"""Shared memory: how a buffer's elements lie in bytes (tiles, swizzle), for TMA, MMA descriptors, loads and the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from ..errors import IllegalInstruction, Line
+from ..memory import MemorySpace
+
+ITEM_BITS = {
+    "float64": 64,
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "int64": 64,
+    "uint64": 64,
+    "int32": 32,
+    "uint32": 32,
+    "int16": 16,
+    "uint16": 16,
+    "int8": 8,
+    "uint8": 8,
+    "bool": 8,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+}
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element."""
+    return ITEM_BITS[dtype] // 8
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedLayout:
+    """Where element (i0, ..., in) of a buffer lies.
+
+    Trailing dimensions in tiles: row-major grid of tiles, each row-major.  `tile` is () for a plain row-major buffer.
+    Byte addresses then have their 16-byte chunk XORed with the 128-byte line: the swizzle acts on address bits, so a
+    buffer must start on a multiple of 1024 bytes (`swizzle` > 0).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    tile: tuple[int, ...] = ()
+    swizzle: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        return itemsize(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def lead(self) -> int:
+        """Number of leading dimensions that are not tiled."""
+        return len(self.shape) - len(self.tile)
+
+    def strides(self) -> list[tuple[tuple[int, int], ...]]:
+        """For each dimension its digits, innermost first: (extent, byte stride).  An untiled one has a single digit."""
+        out: list[tuple[tuple[int, int], ...]] = [()] * len(self.shape)
+        step = self.itemsize
+        inner = {}
+        for k in reversed(range(len(self.tile))):
+            inner[k] = (self.tile[k], step)
+            step *= self.tile[k]
+        for k in reversed(range(len(self.tile))):
+            extent = self.shape[self.lead + k] // self.tile[k]
+            out[self.lead + k] = (inner[k], (extent, step))
+            step *= extent
+        for d in reversed(range(self.lead)):
+            out[d] = ((self.shape[d], step),)
+            step *= self.shape[d]
+        return out
+
+    def byte_offsets(self) -> np.ndarray:
+        """int64 array of `shape`: the byte offset of each element, swizzle applied."""
+        total = np.zeros(self.shape, np.int64)
+        for d, digits in enumerate(self.strides()):
+            index = np.arange(self.shape[d], dtype=np.int64)
+            part = np.zeros_like(index)
+            for extent, stride in digits:
+                part += index % extent * stride
+                index //= extent
+            total += part.reshape([-1 if i == d else 1 for i in range(len(self.shape))])
+        return swizzled(total, self.swizzle)
+
+
+def swizzled(offset: np.ndarray, swizzle: int) -> np.ndarray:
+    """Byte offsets after the XOR: 128 B bits 4-6 ^= 7-9; 64 B bits 4-5 ^= 7-8; 32 B bit 4 ^= 7 (PTX ISA 5.5.7)."""
+    if not swizzle:
+        return offset
+    return offset ^ (((offset >> 7) & (swizzle // 16 - 1)) << 4)
+
+
+def shared_layout(shape: tuple[int, ...], dtype: str, space: MemorySpace, line: Line | None) -> SharedLayout:
+    """The layout a buffer's transforms ask for; `IllegalInstruction` where they do not fit the shape."""
+    tile, swizzle = space.tiling or (), space.swizzle
+    if len(tile) > len(shape):
+        raise IllegalInstruction(f"TilingTransform{tile} has more dimensions than the buffer {shape}", line)
+    for n, t in zip(shape[len(shape) - len(tile) :], tile, strict=True):
+        if t < 1 or n % t:
+            raise IllegalInstruction(f"TilingTransform{tile} does not divide the buffer {shape}: {n} % {t} = {n % t if t > 0 else n}", line)
+    if swizzle:
+        inner = (tile[-1] if tile else shape[-1]) * itemsize(dtype)
+        if inner != swizzle:
+            fits = swizzle // itemsize(dtype)
+            raise IllegalInstruction(
+                f"SwizzleTransform({swizzle}) needs rows of {swizzle} bytes, but the innermost tile of {shape} {dtype} has {inner}; "
+                f"add TilingTransform((rows, {fits}))",
+                line,
+            )
+    return SharedLayout(tuple(shape), dtype, tuple(tile), swizzle)

@@ -1,0 +1,86 @@
+"""Memory spaces, transforms and barriers as plain data: what a buffer is, before anything is compiled.
+
+No JAX here.  The front end hands these to JAX as the hashable `memory_space` of an `AbstractRef`; the planner, the emitter
+and the simulator read them from the `Program`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+SpaceKind = Literal["gmem", "smem", "tmem", "acc", "barrier"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TilingTransform:
+    """Shared memory stored as row-major tiles, each tile row-major itself.
+
+    tiling: the tile's shape; it applies to as many trailing dimensions.  `(8, 64)` is the 8-row atom of a 128-byte swizzle
+    of a 16-bit type; `(rows, 64)` stores chunks of 64 columns one behind the other, which a single TMA copy can fill
+    whatever the number of rows.
+    """
+
+    tiling: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tiling", tuple(int(x) for x in self.tiling))
+
+
+@dataclasses.dataclass(frozen=True)
+class SwizzleTransform:
+    """16-byte chunks XORed with the row, as TMA and the tensor core expect.  swizzle: span in bytes, 32, 64 or 128."""
+
+    swizzle: int
+
+    def __post_init__(self) -> None:
+        if self.swizzle not in (16, 32, 64, 128):
+            raise ValueError(f"SwizzleTransform({self.swizzle}): the hardware has 32, 64 and 128 bytes (16 means none)")
+
+
+SmemTransform = TilingTransform | SwizzleTransform
+
+
+@dataclasses.dataclass(frozen=True)
+class BarrierInfo:
+    """What an mbarrier array needs to know.
+
+    num_arrivals: arrivals (by warpgroups, warps, TMA copies or tensor-core commits) that complete a phase.
+    orders_tensor_core: the barrier hands tensor memory over, so waits carry a tcgen05 fence.
+    """
+
+    num_arrivals: int = 1
+    orders_tensor_core: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MemorySpace:
+    """Kind of memory and how data lies in it; the `memory_space` of every Ref in a kernel."""
+
+    kind: SpaceKind
+    transforms: tuple[SmemTransform, ...] = ()
+    barrier: BarrierInfo | None = None
+    packed: bool = False
+    collective: bool = False
+    layout: Any = None
+
+    def __str__(self) -> str:
+        return self.kind
+
+    @property
+    def tiling(self) -> tuple[int, ...] | None:
+        for t in self.transforms:
+            if isinstance(t, TilingTransform):
+                return t.tiling
+        return None
+
+    @property
+    def swizzle(self) -> int:
+        """Swizzle span in bytes; 0 for none."""
+        for t in self.transforms:
+            if isinstance(t, SwizzleTransform):
+                return 0 if t.swizzle == 16 else t.swizzle
+        return 0
+
+
+GMEM_SPACE = MemorySpace("gmem")

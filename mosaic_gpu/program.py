@@ -1,0 +1,290 @@
+"""The IR: plain, frozen, picklable data shaped like the jaxpr it came from.  No JAX here.
+
+A `Program` is built once by `frontend/`; every later pass maps Program to Program or to a `Plan`.  Regions close over the
+values of the regions around them, so an equation names only what it itself consumes.
+
+Structured operations:
+
+=============  ============================================  ===============================================
+op             operands                                      regions
+=============  ============================================  ===============================================
+``for``        lower, upper, *carried initial values         body(i, *carried) -> carried
+``while``      *carried initial values                       cond(*carried) -> (bool,), body(*carried) -> carried
+``cond``       branch index (int32) or predicate (bool)      one region per branch, no inputs
+``run_scoped``  –                                            body(*allocated refs) -> results
+``warp_map``   –                                             body(warp id) -> ()
+=============  ============================================  ===============================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from .errors import Line
+from .memory import MemorySpace
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """An SSA value.  `space` is None for scalars and register arrays, else the value is a Ref into that memory."""
+
+    id: int
+    shape: Shape
+    dtype: str
+    space: MemorySpace | None = None
+
+    def __str__(self) -> str:
+        kind = f"{self.space} " if self.space else ""
+        return f"%{self.id}:{kind}{self.dtype}{list(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+    """A scalar constant.  value: a Python bool, int or float (float also for bfloat16: the rounded value)."""
+
+    value: bool | int | float
+    dtype: str
+    shape: Shape = ()
+
+    def __str__(self) -> str:
+        return f"{self.value}:{self.dtype}"
+
+
+Scalar = Value | Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """const + sum of value * factor, in elements: where an index starts.  Values are int32 scalars."""
+
+    const: int = 0
+    terms: tuple[tuple[Value, int], ...] = ()
+
+    def __add__(self, other: Affine) -> Affine:
+        return Affine(self.const + other.const, self.terms + other.terms)
+
+    def __mul__(self, factor: int) -> Affine:
+        return Affine(self.const * factor, tuple((v, f * factor) for v, f in self.terms))
+
+    @property
+    def static(self) -> bool:
+        return not self.terms
+
+    def __str__(self) -> str:
+        parts = [f"%{v.id}*{f}" if f != 1 else f"%{v.id}" for v, f in self.terms]
+        return " + ".join(parts + ([str(self.const)] if self.const or not parts else []))
+
+
+@dataclasses.dataclass(frozen=True)
+class DimIndex:
+    """What a view takes of one dimension of its buffer.  size None: one element, the dimension is gone (squeezed)."""
+
+    start: Affine
+    size: int | None
+    stride: int = 1
+
+    def __str__(self) -> str:
+        if self.size is None:
+            return str(self.start)
+        return f"{self.start}:+{self.size}" + (f":{self.stride}" if self.stride != 1 else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A Ref and which part of it: one `DimIndex` for each dimension of the buffer, then a permutation of the kept ones.
+
+    array_index: (dimension, value) of an index that is a register array (TMA gather), else None.
+    """
+
+    ref: Value
+    dims: tuple[DimIndex, ...]
+    permutation: tuple[int, ...]
+
+    @staticmethod
+    def whole(ref: Value) -> View:
+        return View(ref, tuple(DimIndex(Affine(0), n) for n in ref.shape), tuple(range(len(ref.shape))))
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Dimensions of the buffer that the view keeps, in the view's order."""
+        kept = [i for i, d in enumerate(self.dims) if d.size is not None]
+        return tuple(kept[p] for p in self.permutation)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(int(self.dims[i].size or 0) for i in self.kept)
+
+    @property
+    def dtype(self) -> str:
+        return self.ref.dtype
+
+    @property
+    def space(self) -> MemorySpace:
+        assert self.ref.space is not None
+        return self.ref.space
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.permutation != tuple(sorted(self.permutation))
+
+    def __str__(self) -> str:
+        perm = f".transpose{self.permutation}" if self.is_transposed else ""
+        return f"{self.ref}[{', '.join(map(str, self.dims))}]{perm}"
+
+
+Operand = Value | Literal | View
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Straight-line code with inputs and outputs."""
+
+    inputs: tuple[Value, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Operand, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Equation:
+    """One operation.  params: sorted (name, hashable plain value) pairs."""
+
+    op: str
+    operands: tuple[Operand, ...]
+    results: tuple[Value, ...] = ()
+    params: tuple[tuple[str, Any], ...] = ()
+    regions: tuple[Region, ...] = ()
+    line: Line | None = None
+
+    def param(self, name: str, default: Any = None) -> Any:
+        for k, v in self.params:
+            if k == name:
+                return v
+        return default
+
+    def with_(self, **changes: Any) -> Equation:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerParams:
+    """Choices of the compiler, per kernel.
+
+    approx_math: allow `.approx.ftz` instructions (error bounds per op in docs/ops.md).
+    strict_math: never contract mul + add to fma.
+    arch: 'sm_90a', 'sm_100a' or 'sm_103a'; None: the device's, else the config's generation, else sm_90a.
+    strict: spills and serialised MMAs are errors instead of warnings.
+    """
+
+    approx_math: bool = False
+    strict_math: bool = False
+    arch: str | None = None
+    strict: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced kernel.
+
+    inputs: GMEM refs, the call's inputs then its outputs; scratch: refs allocated for the whole launch.
+    grid, cluster: sizes by axis, outermost first, as the user names them; num_threads: warpgroups in a block.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    num_outputs: int
+    scratch: tuple[Value, ...]
+    body: tuple[Equation, ...]
+    grid: Shape = ()
+    grid_names: tuple[str, ...] = ()
+    cluster: Shape = ()
+    cluster_names: tuple[str, ...] = ()
+    num_threads: int = 1
+    thread_name: str | None = None
+    params: CompilerParams = CompilerParams()
+    line: Line | None = None
+
+
+def scalars_of(operand: Operand) -> Iterator[Value]:
+    """The SSA values that an operand reads, index values of views included (the Ref itself is not one)."""
+    if isinstance(operand, View):
+        for d in operand.dims:
+            for v, _ in d.start.terms:
+                yield v
+    elif isinstance(operand, Value):
+        yield operand
+
+
+def walk(equations: tuple[Equation, ...]) -> Iterator[Equation]:
+    """Every equation, those in regions too, in program order."""
+    for e in equations:
+        yield e
+        for r in e.regions:
+            yield from walk(r.equations)
+
+
+def refs_of(equation: Equation) -> Iterator[View]:
+    for o in equation.operands:
+        if isinstance(o, View):
+            yield o
+
+
+def substitute(operand: Operand, env: dict[int, Operand]) -> Operand:
+    """The operand with values replaced by what `env` (value id -> operand) says."""
+    if isinstance(operand, Literal) or not env:
+        return operand
+    if isinstance(operand, Value):
+        return env.get(operand.id, operand)
+    new = env.get(operand.ref.id, operand.ref)
+    assert isinstance(new, Value), "a Ref can only become another Ref"
+    return View(new, tuple(dataclasses.replace(d, start=substitute_affine(d.start, env)) for d in operand.dims), operand.permutation)
+
+
+def substitute_affine(a: Affine, env: dict[int, Operand]) -> Affine:
+    out = Affine(a.const)
+    for v, f in a.terms:
+        new = env.get(v.id, v)
+        if isinstance(new, Literal):
+            out = out + Affine(int(new.value) * f)
+        else:
+            assert isinstance(new, Value)
+            out = out + Affine(0, ((new, f),))
+    return out
+
+
+def substitute_all(equations: tuple[Equation, ...], env: dict[int, Operand]) -> tuple[Equation, ...]:
+    """Equations with operands replaced, in regions too."""
+    return tuple(
+        e.with_(
+            operands=tuple(substitute(o, env) for o in e.operands),
+            regions=tuple(
+                Region(r.inputs, substitute_all(r.equations, env), tuple(substitute(o, env) for o in r.outputs)) for r in e.regions
+            ),
+        )
+        for e in equations
+    )
+
+
+def format_program(p: Program) -> str:
+    """The program as text, for `mosaic-gpu compile --stages` and error messages."""
+    head = f"kernel {p.name} grid={dict(zip(p.grid_names or map(str, range(len(p.grid))), p.grid, strict=False))}"
+    out = [head + f" cluster={p.cluster} warpgroups={p.num_threads}"]
+    out += [f"  in  {v}" for v in p.inputs] + [f"  scratch {v} {v.space.transforms if v.space else ''}" for v in p.scratch]
+    return "\n".join(out + format_equations(p.body, 1))
+
+
+def format_equations(equations: tuple[Equation, ...], depth: int = 0) -> list[str]:
+    pad, out = "  " * depth, []
+    for e in equations:
+        left = ", ".join(map(str, e.results)) + " = " if e.results else ""
+        params = "".join(f" {k}={v}" for k, v in e.params)
+        at = f"  # {e.line.file.rsplit('/', 1)[-1]}:{e.line.number}" if e.line else ""
+        out.append(f"{pad}{left}{e.op}({', '.join(map(str, e.operands))}){params}{at}")
+        for r in e.regions:
+            out.append(f"{pad} ({', '.join(map(str, r.inputs))}) {{")
+            out += format_equations(r.equations, depth + 1)
+            out.append(f"{pad} }} -> ({', '.join(map(str, r.outputs))})")
+    return out

@@ -1,0 +1,1 @@
+"""Launching compiled kernels: from JAX through an XLA FFI handler, from PyTorch, or on their own."""
