@@ -36,8 +36,8 @@ _MISSING = (
 class Compiled:
     """A cubin, with what the compiler said about it."""
 
-    cubin: bytes
-    log: str
+    cubin: bytes = field(repr=False)
+    log: str = field(repr=False)
     arch: str
     toolchain: str  # for example "NVRTC 13.0.88"
     name: str = "kernel.cu"
@@ -221,14 +221,26 @@ def first_errors(log: str, ptx: str = "", limit: int = 5) -> str:
     return "\n".join(picked[:limit] + more)
 
 
+_LOC = re.compile(r"\s*\.loc\s+(\d+ \d+ \d+)(?:,\s*function_name\s+[^,]+,\s*inlined_at\s+(\d+ \d+ \d+))?")
+
+
 def locate(ptx: str, line: int) -> tuple[str, int] | None:
-    """The source file and line of a line of PTX (counted from 1), by the nearest ``.loc`` at or above it."""
-    rows = ptx.splitlines()
-    for row in reversed(rows[: max(line, 0)]):
-        if re.match(r"\.(?:visible\s+)?(?:entry|func)\b", row):
+    """The source file and line of a line of PTX (counted from 1), by the nearest ``.loc`` at or above it.
+
+    Inside an inlined function it is the line of the outermost call: what the kernel's author wrote.
+    """
+    above = ptx.splitlines()[: max(line, 0)]
+    place: str | None = None  # "file line column"; then that of the call, and of the call of that
+    for row in reversed(above):
+        if place is None and re.match(r"\.(?:visible\s+|weak\s+)?(?:entry|func)\b", row):
             return None
-        found = re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", row)
-        if found:
-            file = re.search(rf'^\s*\.file\s+{found[1]}\s+"([^"]*)"', ptx, re.MULTILINE)
-            return (file[1] if file else "?", int(found[2]))
-    return None
+        found = _LOC.match(row)
+        if found and place in (None, found[1]):
+            place = found[2] or found[1]
+            if found[2] is None:
+                break
+    if place is None:
+        return None
+    number, source_line, _ = place.split()
+    file = re.search(rf'^\s*\.file\s+{number}\s+"([^"]*)"', ptx, re.MULTILINE)
+    return (file[1] if file else "?", int(source_line))
