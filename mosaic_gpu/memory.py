@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-SpaceKind = Literal["gmem", "smem", "tmem", "acc", "barrier"]
+SpaceKind = Literal["gmem", "smem", "tmem", "acc", "barrier", "named_barrier"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +43,17 @@ SmemTransform = TilingTransform | SwizzleTransform
 
 @dataclasses.dataclass(frozen=True)
 class BarrierInfo:
-    """What an mbarrier array needs to know.
+    """What a barrier array needs to know.
 
-    num_arrivals: arrivals (by warpgroups, warps, TMA copies or tensor-core commits) that complete a phase.
+    num_arrivals: mbarriers: arrivals (by warpgroups, warps, TMA copies or tensor-core commits) that complete a phase;
+    named barriers: warpgroups that take part.
     orders_tensor_core: the barrier hands tensor memory over, so waits carry a tcgen05 fence.
+    collective_axes: cluster axes; an arrival then counts in every block along them.
     """
 
     num_arrivals: int = 1
     orders_tensor_core: bool = False
+    collective_axes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

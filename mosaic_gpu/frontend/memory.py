@@ -83,3 +83,28 @@ def Barrier(*, num_arrivals: int = 1, num_barriers: int | Sequence[int] = 1, ord
     if math.prod(dims) < 1:
         raise ValueError(f"Barrier(num_barriers={num_barriers}): at least one")
     return RefType(dims, np.dtype(np.int32), MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core)))
+
+
+def ClusterBarrier(
+    *,
+    collective_axes: Sequence[str] | str,
+    num_arrivals: int = 1,
+    num_barriers: int | Sequence[int] = 1,
+    orders_tensor_core: bool = False,
+) -> RefType:
+    """As `Barrier`, but an arrival counts in every block of the cluster along `collective_axes`; a wait is on one's own.
+
+    num_arrivals: arrivals by each block; a phase completes after num_arrivals from each of the blocks along the axes.
+    """
+    one = Barrier(num_arrivals=num_arrivals, num_barriers=num_barriers, orders_tensor_core=orders_tensor_core)
+    axes = (collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes)
+    return RefType(one.shape, one.dtype, MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core, axes)))
+
+
+def NamedBarrier(*, num_warpgroups: int, num_barriers: int = 1) -> RefType:
+    """Hardware barriers of the block (PTX ISA 9.7.13.1): `num_warpgroups` take part, by `named_barrier_arrive` (does not
+    wait) or `named_barrier_sync` (waits).  A block has 16, of which the compiler keeps number 0.
+    """
+    if not 1 <= num_warpgroups <= 8:
+        raise ValueError(f"NamedBarrier(num_warpgroups={num_warpgroups}): a block has 1 to 8 warpgroups")
+    return RefType(_dims(num_barriers), np.dtype(np.int32), MemorySpace("named_barrier", barrier=BarrierInfo(num_warpgroups)))

@@ -42,6 +42,7 @@ class Tracer:
     def __init__(self) -> None:
         self.count = 0
         self.env: dict[Any, Operand] = {}
+        self.sums: dict[int, Affine] = {}  # int32 scalars that are sums of products: what an index may look through
 
     def fresh(self, shape: Sequence[int], dtype: Any, space: MemorySpace | None = None) -> Value:
         self.count += 1
@@ -101,7 +102,33 @@ class Tracer:
             STRUCTURED[name](self, e, out, line)
         else:
             params = {k: v for k, v in e.params.items() if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"}
-            out.append(Equation(name, tuple(self.read(v) for v in e.invars), self.define(e.outvars), plain(params), (), line))
+            inputs = tuple(self.read(v) for v in e.invars)
+            results = self.define(e.outvars)
+            self.note_sum(name, inputs, results[0])
+            out.append(Equation(name, inputs, results, plain(params), (), line))
+
+    def note_sum(self, name: str, inputs: tuple[Operand, ...], result: Value) -> None:
+        """Remember i * 64 + 8 and the like, so that an index built from it is known to be a multiple of 8."""
+        if result.shape or result.dtype != "int32" or name not in ("add", "sub", "mul", "convert_element_type"):
+            return
+        parts = [self.sum_of(x) for x in inputs]
+        if name == "mul":
+            constant = next((p for p in parts if p.static), None)
+            if constant is None:
+                return
+            other = parts[1] if constant is parts[0] else parts[0]
+            self.sums[result.id] = other * constant.const
+        elif name == "convert_element_type":
+            if not isinstance(inputs[0], View) and inputs[0].dtype == "int32":
+                self.sums[result.id] = parts[0]
+        else:
+            self.sums[result.id] = parts[0] + parts[1] * (-1 if name == "sub" else 1)
+
+    def sum_of(self, x: Operand) -> Affine:
+        if isinstance(x, Literal):
+            return Affine(int(x.value))
+        assert isinstance(x, Value)
+        return self.sums.get(x.id, Affine(0, ((x, 1),)))
 
     def operands(self, tree: TreeOf, invars: Sequence[Any], line: Line | None) -> tuple[Operand, ...]:
         items = jax.tree.unflatten(tree.tree, list(invars))
@@ -164,7 +191,7 @@ class Tracer:
         assert isinstance(operand, Value)
         if operand.shape:
             raise UnsupportedCall("an array as an index: use a loop over rows, or one index per copy", line)
-        return Affine(0, ((operand, 1),))
+        return self.sum_of(operand)
 
 
 def literal(value: Any, dtype: Any) -> Literal:
