@@ -1,0 +1,174 @@
+"""mbarriers (PTX ISA 9.7.13.15) and the block's named barriers (9.7.13.1).
+
+A wait names no phase: each role keeps one bit per barrier for the phase it waits for next, starting at 0.  An arrival by a
+warpgroup is made warp by warp after a `__syncwarp` (so that no lane's reads can be overtaken), which is why the hardware
+count may be four times the user's (`BarrierArray.unit`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import IllegalInstruction, UnsupportedCall
+from ..memory import MemorySpace
+from ..program import Affine, Equation, View
+from .registry import BOTH, WARP, WARPGROUP, Op, op
+
+SCOPES = (WARPGROUP, WARP)
+barrier_arrive_p = op("barrier_arrive", issues_only=True)
+barrier_wait_p = op("barrier_wait", issues_only=True)
+named_barrier_arrive_p = op("named_barrier_arrive")
+named_barrier_sync_p = op("named_barrier_sync")
+
+
+@dataclasses.dataclass(frozen=True)
+class BarrierUse:
+    """Which barrier: the array's value id and the slot in it."""
+
+    array: int
+    slot: Affine
+
+
+def barrier_use(view: View, e: Equation) -> BarrierUse:
+    """The one barrier that a view selects; an error when it is a slice of several."""
+    if view.shape:
+        raise UnsupportedCall(f"{e.op}: {view.ref} holds {view.ref.shape} barriers; select one with barrier.at[slot]", e.line)
+    slot = Affine(0)
+    for d, n in zip(view.dims, view.ref.shape, strict=True):
+        slot = slot * n + d.start
+    return BarrierUse(view.ref.id, slot)
+
+
+def single(barrier: Any) -> Any:
+    """`barrier` itself, or its only element: `Barrier()` without num_barriers needs no index."""
+    if hasattr(barrier, "shape") and tuple(barrier.shape) and all(n == 1 for n in barrier.shape):
+        return barrier.at[tuple(0 for _ in barrier.shape)]
+    return barrier
+
+
+def _expect_barrier(space: MemorySpace | None, kind: str, name: str) -> None:
+    if space is None or space.kind != kind:
+        what = "Barrier" if kind == "barrier" else "NamedBarrier"
+        raise TypeError(f"{name} takes a {what} Ref, not {space.kind.upper() + ' Ref' if space else 'an array'}")
+
+
+def barrier_arrive(barrier: Any) -> None:
+    """One arrival of this warpgroup (under `warp_map`: of this warp) on an mbarrier; earlier reads and writes come first."""
+    from ..frontend.primitives import bind
+
+    bind(barrier_arrive_p, single(barrier))
+
+
+def barrier_wait(barrier: Any) -> None:
+    """Wait until the next phase of an mbarrier, as this role counts them, has completed."""
+    from ..frontend.primitives import bind
+
+    bind(barrier_wait_p, single(barrier))
+
+
+def _mbarrier(o: Op) -> None:
+    @o.abstract
+    def _(b: Any) -> Any:
+        _expect_barrier(b.space, "barrier", o.name)
+        return ()
+
+    @o.plan()
+    def _(ctx: Any, e: Equation) -> BarrierUse:
+        return barrier_use(e.operands[0], e)  # type: ignore[arg-type]
+
+
+_mbarrier(barrier_arrive_p)
+_mbarrier(barrier_wait_p)
+
+
+@barrier_arrive_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    use: BarrierUse = step.data
+    array = out.plan.barriers[use.array]
+    bar = out.barrier_address(use)
+    if array.info.orders_tensor_core:
+        out.line("tcgen05_fence_before();")
+    if array.info.collective_axes:
+        arrive = f"mbarrier_arrive_cluster({bar}, {{rank}});"
+        out.arrive_cluster(array, arrive)
+    elif out.single_thread:
+        out.line(f"mbarrier_arrive_count({bar}, {array.unit});" if array.unit > 1 else f"mbarrier_arrive({bar});")
+    elif array.unit == 4:
+        out.line(f"__syncwarp(); if (lane == 0) mbarrier_arrive({bar});")
+    else:
+        out.elected_after_sync(f"mbarrier_arrive({bar});")
+
+
+@barrier_arrive_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.arrive(step.data)
+
+
+@barrier_wait_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    use: BarrierUse = step.data
+    slot, phase = out.affine(use.slot), out.phase(use.array)
+    if use.slot.static:
+        out.line(f"mbarrier_wait({out.barrier_address(use)}, ({phase} >> {slot}) & 1); {phase} ^= 1u << {slot};")
+    else:
+        out.line(f"{{ u32 slot = {slot}; mbarrier_wait({out.barrier_address(use, 'slot')}, ({phase} >> slot) & 1); {phase} ^= 1u << slot; }}")
+    if out.plan.barriers[use.array].info.orders_tensor_core:
+        out.line("tcgen05_fence_after();")
+
+
+@barrier_wait_p.simulate
+def _(sim: Any, step: Any) -> Iterator[Any]:
+    yield from sim.wait(step.data)
+
+
+def named_barrier_arrive(barrier: Any) -> None:
+    """Count this warpgroup in on a named barrier and go on without waiting."""
+    from ..frontend.primitives import bind
+
+    bind(named_barrier_arrive_p, single(barrier))
+
+
+def named_barrier_sync(barrier: Any) -> None:
+    """Wait on a named barrier until all its warpgroups have arrived or wait too."""
+    from ..frontend.primitives import bind
+
+    bind(named_barrier_sync_p, single(barrier))
+
+
+def _named(o: Op, function: str) -> None:
+    @o.abstract
+    def _(b: Any) -> Any:
+        _expect_barrier(b.space, "named_barrier", o.name)
+        return ()
+
+    @o.plan(BOTH, (WARPGROUP,))
+    def _(ctx: Any, e: Equation) -> BarrierUse:
+        use = barrier_use(e.operands[0], e)  # type: ignore[arg-type]
+        array = ctx.named_barriers[use.array]
+        if array.threads > 128 * ctx.program.num_threads:
+            raise IllegalInstruction(
+                f"a named barrier of {array.threads // 128} warpgroups in a block of {ctx.program.num_threads}: it could never complete", e.line
+            )
+        return use
+
+    @o.emit(BOTH, (WARPGROUP,))
+    def _(out: Any, step: Any) -> None:
+        use: BarrierUse = step.data
+        array = out.plan.named_barriers[use.array]
+        out.line(f"{function}({out.affine(use.slot + Affine(array.id))}, {array.threads});")
+
+
+_named(named_barrier_arrive_p, "named_barrier_arrive")
+_named(named_barrier_sync_p, "named_barrier_sync")
+
+
+@named_barrier_arrive_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.named_arrive(step.data)
+
+
+@named_barrier_sync_p.simulate
+def _(sim: Any, step: Any) -> Iterator[Any]:
+    yield from sim.named_sync(step.data)
