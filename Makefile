@@ -1,0 +1,52 @@
+# make demo | test | test-all | test-gpu | clean — each does all it needs on a fresh machine.
+PYTHON ?= python3
+VENV ?= .venv
+# Interpreters of the version matrix: the one on the path if it runs, else the newest that pyenv has.
+find_python = $(shell for p in python$(1) $$(ls -d $$HOME/.pyenv/versions/$(1).*/bin/python 2>/dev/null | sort -rV); do \
+	$$p -c '' 2>/dev/null && echo $$p && break; done)
+PYTHON311 ?= $(call find_python,3.11)
+PYTHON312 ?= $(call find_python,3.12)
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Python sources are not here: an editable install sees their changes.
+INSTALL_SOURCES := pyproject.toml CMakeLists.txt $(wildcard mosaic_gpu/runtime/native/*.cc mosaic_gpu/runtime/native/*.h)
+
+.PHONY: demo test test-all test-gpu install lint clean
+.DEFAULT_GOAL := test
+
+$(STAMP): $(INSTALL_SOURCES)
+	@test -n "$(PYTHON)" || { echo "no Python interpreter for $(VENV)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dev]' $(JAX)
+	touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/mosaic-gpu demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+# Every supported JAX, tests marked slow included; those compile all kernels with the NVRTC of both CUDA versions.
+test-all:
+	$(MAKE) matrix VENV=.venv-jax0.10 PYTHON='$(PYTHON311)' JAX='jax==0.10.2'
+	$(MAKE) matrix VENV=.venv-jax0.11 PYTHON='$(PYTHON312)' JAX='jax==0.11.2'
+	$(MAKE) matrix VENV=.venv-jax0.12 PYTHON='$(PYTHON312)' JAX='jax>=0.12,<0.13'
+
+.PHONY: matrix
+matrix: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'nvidia-cuda-nvrtc-cu12>=12.8'
+	$(BIN)/pytest -m 'not gpu'
+
+test-gpu: $(STAMP)
+	$(BIN)/pytest -m gpu
+
+clean:
+	rm -rf build dist .venv-jax* .mypy_cache .pytest_cache .ruff_cache

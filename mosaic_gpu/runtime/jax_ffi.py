@@ -1,0 +1,92 @@
+"""Launching from JAX: registers the native launcher with XLA and wraps the call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.ffi
+
+from mosaic_gpu import errors
+from mosaic_gpu.runtime import native
+from mosaic_gpu.runtime.launch_spec import BufferPointer, LaunchSpec, TensorMap, serialize
+
+__all__ = ["TARGET", "launch_call", "register", "register_cpu_test_target", "translate_error"]
+
+TARGET = "mosaic_gpu_launch"
+
+_lock = threading.Lock()
+_registered: set[str] = set()
+
+
+def register() -> None:
+    """Registers the launcher for CUDA; a second call does nothing.  Works on machines without a GPU."""
+    _register("CUDA", "cuda", ("instantiate", "initialize", "execute"))
+
+
+def register_cpu_test_target() -> None:
+    """Registers the same launch for the CPU backend, to be run against a fake driver.  Only tests call this."""
+    # The CPU backend refuses stateful targets that are registered before it exists.
+    jax.devices("cpu")
+    _register("cpu", "cpu_test", ("instantiate", "execute"))
+
+
+def _register(platform: str, prefix: str, stages: Sequence[str]) -> None:
+    with _lock:
+        if platform in _registered:
+            return
+        # The type before the target: XLA asks for its id as soon as it sees the handlers.
+        jax.ffi.register_ffi_type(
+            f"{TARGET}_{prefix}_state",
+            {
+                "type_id": jax.ffi.pycapsule(native.data_address(f"mosaic_gpu_{prefix}_type_id")),
+                "type_info": jax.ffi.pycapsule(native.data_address(f"mosaic_gpu_{prefix}_type_info")),
+            },
+            platform=platform,
+        )
+        handlers = {stage: jax.ffi.pycapsule(native.address(f"mosaic_gpu_{prefix}_{stage}")) for stage in stages}
+        jax.ffi.register_ffi_target(TARGET, handlers, platform=platform)
+        _registered.add(platform)
+
+
+def launch_call(
+    spec: LaunchSpec,
+    args: Sequence[jax.Array],
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    input_output_aliases: Mapping[int, int] | None = None,
+    has_side_effect: bool = False,
+) -> list[jax.Array]:
+    """Calls the kernel on `args` and returns its outputs, all in row-major order.
+
+    To be used inside a function lowered for CUDA (`jax.interpreters.mlir.lower_fun`) or under `jax.jit`.
+
+    out_types: shape and type of each output.  Buffers of the spec count args, then outputs.
+    input_output_aliases: argument index -> output index, for outputs that replace an argument.
+    has_side_effect: keep the call even if no output is used.
+    """
+    register()
+    count = len(args) + len(out_types)
+    for parameter in spec.parameters:
+        if isinstance(parameter, TensorMap | BufferPointer) and parameter.buffer >= count:
+            raise errors.UnsupportedCall(
+                f"{spec.entry} uses buffer {parameter.buffer}; the call has {len(args)} inputs and {len(out_types)} outputs"
+            )
+    call = jax.ffi.ffi_call(
+        TARGET,
+        list(out_types),
+        has_side_effect=has_side_effect,
+        input_output_aliases=dict(input_output_aliases or {}),
+    )
+    # XLA keeps attributes as strings of bytes, so the cubin travels in the compiled and in the exported program.
+    attributes: dict[str, Any] = {"spec": serialize(spec)}
+    return list(call(*args, **attributes))
+
+
+def translate_error(error: BaseException) -> errors.MosaicGpuError | None:
+    """The error of ours that a run-time exception of JAX carries in its text, with the cause set; None if it has none."""
+    ours = native.error_from_text(str(error))
+    if ours is not None:
+        ours.__cause__ = error
+    return ours

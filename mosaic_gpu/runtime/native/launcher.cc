@@ -1,0 +1,164 @@
+#include "launcher.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+namespace mosaic_gpu {
+namespace {
+
+std::string Hex(const void* address) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%p", address);
+  return text;
+}
+
+std::string Shape(const uint32_t (&extents)[3]) {
+  return "(" + std::to_string(extents[0]) + ", " + std::to_string(extents[1]) + ", " + std::to_string(extents[2]) + ")";
+}
+
+}  // namespace
+
+Status Launcher::Create(std::string_view bytes, bool shared, std::unique_ptr<Launcher>* out) {
+  Spec spec{};
+  if (Status status = ParseSpec(bytes, &spec); !status.ok()) return status;
+  std::shared_ptr<Kernel> kernel = shared ? Kernel::Shared(spec) : Kernel::Owned();
+  out->reset(new Launcher(std::move(spec), std::move(kernel)));
+  return Status();
+}
+
+Status Launcher::PrepareIn(const StreamContext& context) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(prepared_.begin(), prepared_.end(), context.context()) != prepared_.end()) return Status();
+  }
+  if (Status status = kernel_->Prepare(spec_, context); !status.ok()) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  prepared_.push_back(context.context());  // twice, if two threads raced: harmless
+  return Status();
+}
+
+Status Launcher::Prepare(CUstream stream) {
+  if (spec_.empty()) return Status();
+  StreamContext context(stream);
+  if (!context.status().ok()) return context.status();
+  return PrepareIn(context);
+}
+
+Status Launcher::CheckBuffers(const Buffer* buffers, size_t count) const {
+  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
+    const auto* map = std::get_if<TensorMapParameter>(&spec_.parameters[i]);
+    const auto* pointer = std::get_if<PointerParameter>(&spec_.parameters[i]);
+    if (map == nullptr && pointer == nullptr) continue;
+    const uint32_t index = map != nullptr ? map->buffer : pointer->buffer;
+    const std::string where = "kernel '" + spec_.entry + "', parameter " + std::to_string(i);
+    if (index >= count) {
+      return Status::Launch(where + " is buffer " + std::to_string(index) + " of a call with " + std::to_string(count));
+    }
+    const Buffer& buffer = buffers[index];
+    const uint64_t needed = map != nullptr ? map->extent : pointer->offset;
+    if (needed > buffer.bytes) {
+      return Status::Launch(where + " reaches " + std::to_string(needed) + " bytes into buffer " +
+                            std::to_string(index) + ", which has " + std::to_string(buffer.bytes));
+    }
+    if (map != nullptr && reinterpret_cast<uintptr_t>(buffer.address) % 16 != 0) {
+      return Status::Unsupported(where + ": TMA needs arrays that start at a multiple of 16 bytes; buffer " +
+                                 std::to_string(index) + " is at " + Hex(buffer.address) +
+                                 ". Copy the array, or pass the whole one and slice in the kernel");
+    }
+  }
+  return Status();
+}
+
+Status Launcher::Encode(size_t index, const TensorMapParameter& map, void* address, TensorMapImage* image) const {
+  constexpr uint32_t kDense[5] = {1, 1, 1, 1, 1};
+  const CUresult result = GetDriver().TensorMapEncodeTiled(
+      image, static_cast<int>(map.dtype), map.rank, address, map.dims, map.strides, map.box, kDense, kInterleaveNone,
+      static_cast<int>(map.swizzle), kPromotion256, kFillZeros);
+  if (result == kSuccess) return Status();
+  std::string detail = "parameter " + std::to_string(index) + ": dims";
+  for (uint32_t i = 0; i < map.rank; ++i) detail += " " + std::to_string(map.dims[i]);
+  detail += ", strides";
+  for (uint32_t i = 0; i + 1 < map.rank; ++i) detail += " " + std::to_string(map.strides[i]);
+  detail += ", box";
+  for (uint32_t i = 0; i < map.rank; ++i) detail += " " + std::to_string(map.box[i]);
+  detail += ", type " + std::to_string(map.dtype) + ", swizzle " + std::to_string(map.swizzle) + ", at " + Hex(address);
+  return DriverFailure("cuTensorMapEncodeTiled", result, spec_, detail);
+}
+
+Status Launcher::EncodedMaps(CUcontext context, const Buffer* buffers, std::shared_ptr<const Maps>* out) {
+  auto wanted = std::make_shared<Maps>();
+  wanted->context = context;
+  for (const Parameter& parameter : spec_.parameters) {
+    if (const auto* map = std::get_if<TensorMapParameter>(&parameter)) {
+      wanted->addresses.push_back(buffers[map->buffer].address);
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto hit = std::find_if(maps_.begin(), maps_.end(), [&](const auto& entry) {
+    return entry->context == context && entry->addresses == wanted->addresses;
+  });
+  if (hit != maps_.end()) {
+    maps_.splice(maps_.begin(), maps_, hit);
+    *out = maps_.front();
+    return Status();
+  }
+  wanted->images.resize(wanted->addresses.size());
+  size_t next = 0;
+  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
+    if (const auto* map = std::get_if<TensorMapParameter>(&spec_.parameters[i])) {
+      if (Status status = Encode(i, *map, wanted->addresses[next], &wanted->images[next]); !status.ok()) return status;
+      ++next;
+    }
+  }
+  maps_.push_front(wanted);
+  if (maps_.size() > kMaxCachedMaps) maps_.pop_back();
+  *out = std::move(wanted);
+  return Status();
+}
+
+Status Launcher::Launch(CUstream stream, const Buffer* buffers, size_t count) {
+  if (spec_.empty()) return Status();
+  if (Status status = CheckBuffers(buffers, count); !status.ok()) return status;
+  StreamContext context(stream);
+  if (!context.status().ok()) return context.status();
+  if (Status status = PrepareIn(context); !status.ok()) return status;
+  std::shared_ptr<const Maps> maps;  // held until the driver has copied them, in case another thread evicts them
+  if (Status status = EncodedMaps(context.context(), buffers, &maps); !status.ok()) return status;
+
+  // The driver copies parameter values during the call, also while a graph is captured: memory of this call will do.
+  std::vector<void*> addresses(spec_.parameters.size());
+  std::vector<void*> parameters(spec_.parameters.size());
+  size_t next_map = 0;
+  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
+    if (std::holds_alternative<TensorMapParameter>(spec_.parameters[i])) {
+      parameters[i] = const_cast<TensorMapImage*>(&maps->images[next_map++]);
+    } else if (const auto* pointer = std::get_if<PointerParameter>(&spec_.parameters[i])) {
+      addresses[i] = static_cast<char*>(buffers[pointer->buffer].address) + pointer->offset;
+      parameters[i] = &addresses[i];
+    } else {
+      parameters[i] = const_cast<unsigned char*>(std::get<ScalarParameter>(spec_.parameters[i]).bytes);
+    }
+  }
+  LaunchAttribute cluster{};
+  cluster.id = kClusterDimension;
+  cluster.value.cluster = {spec_.cluster[0], spec_.cluster[1], spec_.cluster[2]};
+  LaunchConfig config{};
+  std::copy(std::begin(spec_.grid), std::end(spec_.grid), config.grid);
+  config.block[0] = spec_.threads;
+  config.block[1] = config.block[2] = 1;
+  config.shared_bytes = spec_.shared_bytes;
+  config.stream = stream;
+  if (spec_.cluster_size() != 1) {
+    config.attributes = &cluster;
+    config.attribute_count = 1;
+  }
+  const CUresult result = GetDriver().LaunchKernelEx(&config, kernel_->handle(), parameters.data(), nullptr);
+  if (result == kSuccess) return Status();
+  return DriverFailure("cuLaunchKernelEx", result, spec_,
+                       "grid " + Shape(spec_.grid) + ", " + std::to_string(spec_.threads) + " threads, cluster " +
+                           Shape(spec_.cluster) + ", " + std::to_string(spec_.shared_bytes) +
+                           " bytes of shared memory");
+}
+
+}  // namespace mosaic_gpu
