@@ -93,9 +93,7 @@ class Nvrtc:
 
     def _run(self, source: str, name: str, options: Sequence[str]) -> tuple[int, str, bytes, str]:
         program = ctypes.c_void_p()
-        created = self._library.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), name.encode(), 0, None, None
-        )
+        created = self._library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         self._check(created, "nvrtcCreateProgram")
         try:
             encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])

@@ -48,6 +48,11 @@ def source_name(name: str) -> str:
     return f"/mosaic_gpu/prelude/{name}.cuh"
 
 
+def generated(text: str) -> str:
+    """Marks functions made on demand (`wgmma_function`) as part of the prelude, for messages and line information."""
+    return f'#line 1 "{source_name("generated")}"\n{text}'
+
+
 def is_prelude(file: str) -> bool:
     """Is this file name, from a message or from line information, one of the prelude's?"""
     return file.startswith("/mosaic_gpu/prelude/")
