@@ -1,0 +1,162 @@
+"""Asynchronous copies between global and shared memory by TMA (PTX ISA 9.7.9.27, cp.async.bulk.tensor)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import UnsupportedCall
+from ..plan.tma import TmaCopy, plan_copy
+from ..program import Equation
+from .barriers import BarrierUse, barrier_use, single
+from .registry import BOTH, WARP, WARPGROUP, op
+
+SCOPES = (WARPGROUP, WARP)
+load_p = op("copy_gmem_to_smem", issues_only=True)
+store_p = op("copy_smem_to_gmem", issues_only=True)
+store_wait_p = op("wait_smem_to_gmem", issues_only=True)
+commit_smem_p = op("commit_smem")
+
+
+def _space(x: Any, kind: str, what: str) -> None:
+    if x.space is None or x.space.kind != kind:
+        raise TypeError(f"{what} must be a {kind.upper()} Ref, not {x.space.kind.upper() + ' Ref' if x.space else 'an array'}")
+
+
+def copy_gmem_to_smem(src: Any, dst: Any, barrier: Any, *, collective_axes: Sequence[str] | str | None = None) -> None:
+    """Start a TMA load of `src` (GMEM view) into `dst` (SMEM view of the same shape and dtype).
+
+    The copy counts as one arrival on `barrier` and completes its phase when all bytes have landed.  Where the tile sticks
+    out of the array it is filled with zeros.  collective_axes: cluster axes along which all blocks want the same tile: each
+    loads a share and multicasts it; every block's own `barrier` sees the whole tile.
+    Raises IllegalInstruction where TMA has no such box, ranks, strides or swizzle.
+    """
+    from ..frontend.primitives import bind
+
+    axes = () if collective_axes is None else ((collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes))
+    bind(load_p, src, dst, single(barrier), collective_axes=axes)
+
+
+@load_p.abstract
+def _(src: Any, dst: Any, barrier: Any, *, collective_axes: tuple[str, ...]) -> Any:
+    _space(src, "gmem", "copy_gmem_to_smem's source")
+    _space(dst, "smem", "copy_gmem_to_smem's destination")
+    _space(barrier, "barrier", "copy_gmem_to_smem's barrier")
+    return ()
+
+
+@load_p.plan()
+def _(ctx: Any, e: Equation) -> tuple[TmaCopy, BarrierUse]:
+    src, dst, barrier = e.operands
+    axes = e.param("collective_axes")
+    for a in axes:
+        if a not in ctx.program.cluster_names:
+            raise UnsupportedCall(f"collective_axes={axes}: {a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}", e.line)
+    return plan_copy(ctx, src, dst, e.line, axes), barrier_use(barrier, e)  # type: ignore[arg-type]
+
+
+@load_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    copy, use = step.data
+    bar = out.barrier_address(use)
+    with out.elected():
+        out.line(f"u32 bar = {bar};")
+        unit = out.plan.barriers[use.array].unit
+        out.line(f"mbarrier_arrive_expect_tx(bar, {copy.nbytes});" if unit == 1 else f"mbarrier_expect_tx(bar, {copy.nbytes});")
+        out.tma_load(copy, "bar")
+        if unit > 1:
+            out.line(f"mbarrier_arrive_count(bar, {unit});")
+
+
+@load_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.tma_load(*step.data)
+
+
+def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True) -> None:
+    """Start a TMA store of `src` (SMEM view) to `dst` (GMEM view); what sticks out of the array is not written.
+
+    Data written by this role's threads needs `commit_smem()` first.  commit_group: close the bulk group, so that
+    `wait_smem_to_gmem` counts it.
+    """
+    from ..frontend.primitives import bind
+
+    bind(store_p, src, dst, commit_group=bool(commit_group))
+
+
+@store_p.abstract
+def _(src: Any, dst: Any, *, commit_group: bool) -> Any:
+    _space(src, "smem", "copy_smem_to_gmem's source")
+    _space(dst, "gmem", "copy_smem_to_gmem's destination")
+    return ()
+
+
+@store_p.plan()
+def _(ctx: Any, e: Equation) -> TmaCopy:
+    return plan_copy(ctx, e.operands[1], e.operands[0], e.line)  # type: ignore[arg-type]
+
+
+@store_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    with out.elected():
+        out.tma_store(step.data)
+        if step.equation.param("commit_group"):
+            out.line("tma_store_commit();")
+
+
+@store_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.tma_store(step.data, step.equation.param("commit_group"))
+
+
+def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
+    """Wait until at most `n` of this role's committed stores are pending.
+
+    wait_read_only: only until their sources have been read, so that the buffer may be written again.
+    The issuing thread waits; the warpgroup follows it through a barrier.
+    """
+    from ..frontend.primitives import bind
+
+    bind(store_wait_p, n=int(n), wait_read_only=bool(wait_read_only))
+
+
+@store_wait_p.abstract
+def _(*, n: int, wait_read_only: bool) -> Any:
+    return ()
+
+
+@store_wait_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    e = step.equation
+    with out.elected():
+        out.line(f"tma_store_wait{'_read' if e.param('wait_read_only') else ''}<{e.param('n')}>();")
+    out.role_sync()
+
+
+@store_wait_p.simulate
+def _(sim: Any, step: Any) -> Iterator[Any]:
+    e = step.equation
+    yield from sim.tma_store_wait(e.param("n"), e.param("wait_read_only"))
+
+
+def commit_smem() -> None:
+    """Make this warpgroup's writes to shared memory visible to TMA and the tensor core (fence.proxy.async), and meet."""
+    from ..frontend.primitives import bind
+
+    bind(commit_smem_p)
+
+
+@commit_smem_p.abstract
+def _() -> Any:
+    return ()
+
+
+@commit_smem_p.emit()
+def _(out: Any, step: Any) -> None:
+    out.line("fence_proxy_async_shared();")
+    out.role_sync()
+
+
+@commit_smem_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.commit_smem()

@@ -1,0 +1,130 @@
+"""Reading and writing Refs: `ref[...]`, `ref[...] = x`, `load`.
+
+SMEM and GMEM: every thread moves the elements that its register layout gives it.  GMEM accesses are clipped as TMA's are: a
+tile may stick out of the array at its end; what is outside reads as zero and is not written.  ACC: the accumulator's
+registers; the planner waits for the MMAs that still write them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..errors import UnsupportedCall, UnsupportedPrimitive
+from ..layouts.registers import Layout, LayoutName
+from ..program import Affine, Equation, Literal, Value, View
+from .registry import BOTH, WARP, WARPGROUP, op
+
+get_p = op("get", issues_only=True)
+swap_p = op("swap", issues_only=True)
+load_p = op("load")
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """kind: 'acc', 'smem' or 'gmem'; view: what; start: element (gmem) or byte (smem) where it starts; scalar: one element."""
+
+    kind: str
+    view: View
+    scalar: bool
+    input: int = -1
+
+
+def load(ref: Any, *, layout: LayoutName | None = None) -> Any:
+    """`ref[...]` (SMEM or GMEM) in register layout `layout`."""
+    from ..frontend.primitives import bind
+
+    return bind(load_p, ref, layout=layout)[0]
+
+
+@load_p.abstract
+def _(ref: Any, *, layout: Any) -> Any:
+    if ref.space is None:
+        raise TypeError("load takes a Ref")
+    return ((ref.shape, ref.dtype),)
+
+
+def _access(ctx: Any, e: Equation) -> Access:
+    view = e.operands[0]
+    assert isinstance(view, View)
+    kind = view.space.kind
+    if kind not in ("acc", "smem", "gmem"):
+        raise UnsupportedCall(f"{e.op} on a {kind.upper()} Ref: " + ("use async_load_tmem" if kind == "tmem" else "barriers are waited on, not read"), e.line)
+    if kind == "acc" and (view.shape != view.ref.shape or view.is_transposed):
+        raise UnsupportedCall(f"an accumulator is read and written whole; {view} is a part", e.line)
+    if ctx.scope is WARP and view.shape:
+        raise UnsupportedPrimitive(f"{e.op} of an array {view.shape} by a single warp: only scalars; do it in the warpgroup's scope", e.line)
+    return Access(kind, view, not view.shape, ctx.pointer(view.ref, e.line) if kind == "gmem" else -1)
+
+
+def _layouts(solver: Any, e: Equation) -> None:
+    view = e.operands[0]
+    assert isinstance(view, View)
+    value: Any = e.operands[1] if e.op == "swap" else e.results[0]
+    if not view.shape or isinstance(value, Literal):
+        return
+    if e.op != "swap":
+        solver.materialize(value)
+    elif e.results:
+        solver.materialize(e.results[0])
+    if view.space.kind == "acc":
+        if e.op == "swap":
+            solver.prefer(e, value, Layout.WGMMA)
+        else:
+            solver.pin(e, value, Layout.WGMMA)
+    elif e.op == "load" and e.param("layout") is not None:
+        solver.pin(e, value, e.param("layout"))
+
+
+for _o in (get_p, swap_p, load_p):
+    _o.layouts(_layouts)
+    _o.plan()(_access)
+
+
+@get_p.emit(BOTH, (WARPGROUP, WARP))
+def _(out: Any, step: Any) -> None:
+    out.load(step)
+
+
+@load_p.emit()
+def _(out: Any, step: Any) -> None:
+    out.load(step)
+
+
+@swap_p.emit(BOTH, (WARPGROUP, WARP))
+def _(out: Any, step: Any) -> None:
+    if step.equation.results:
+        out.load(step)
+    out.store(step)
+
+
+@get_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.write(step.equation.results[0], sim.load(step.data))
+
+
+@load_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.write(step.equation.results[0], sim.load(step.data))
+
+
+@swap_p.simulate
+def _(sim: Any, step: Any) -> None:
+    e = step.equation
+    if e.results:
+        sim.write(e.results[0], sim.load(step.data))
+    sim.store(step.data, sim.read(e.operands[1]))
+
+
+def slot_of(view: View) -> Affine:
+    """The start of a view as one number, row-major over its buffer."""
+    out = Affine(0)
+    for d, n in zip(view.dims, view.ref.shape, strict=True):
+        out = out * n + d.start
+    return out
+
+
+def stored_value(e: Equation) -> Value | Literal:
+    x = e.operands[1]
+    assert not isinstance(x, View)
+    return x

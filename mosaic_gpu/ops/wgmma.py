@@ -1,0 +1,148 @@
+"""Warpgroup matrix multiply-accumulate (PTX ISA 9.7.15, wgmma.mma_async).
+
+Each `wgmma` is one group: fence, an m64nNkK per 64 rows and per 32 bytes of K, commit.  The planner puts the waits that
+reading an accumulator needs; `wgmma_wait` places them where the user wants them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import IllegalInstruction
+from ..layouts.operands import SharedOperand, shared_operand
+from ..layouts.registers import Layout
+from ..program import Equation, Value, View
+from .registry import SM90, WARPGROUP, op
+
+wgmma_p = op("wgmma", instead="wgmma exists on sm_90a, for whole warpgroups; on sm_100a use tcgen05_mma")
+wgmma_wait_p = op("wgmma_wait", instead="wgmma exists on sm_90a; tcgen05 work is waited for through barriers")
+KINDS = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "uint8": "u8", "float32": "tf32"}
+# A type -> (B types, accumulator types): the rows of the table in PTX ISA 9.7.15.2
+TYPES = {
+    "float16": (("float16",), ("float32", "float16")),
+    "bfloat16": (("bfloat16",), ("float32",)),
+    "float32": (("float32",), ("float32",)),
+    "float8_e4m3fn": (("float8_e4m3fn", "float8_e5m2"), ("float32", "float16")),
+    "float8_e5m2": (("float8_e4m3fn", "float8_e5m2"), ("float32", "float16")),
+    "int8": (("int8", "uint8"), ("int32",)),
+    "uint8": (("int8", "uint8"), ("int32",)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WgmmaPlan:
+    """acc: value id of the accumulator; m, n, k: of the whole product; a: shared operand, or the value id of a register
+    tile; init: 'zero' (first k-step overwrites), 'add', or 'dynamic' (a run-time flag says which, and is then cleared)."""
+
+    acc: int
+    m: int
+    n: int
+    k: int
+    a: SharedOperand | int
+    b: SharedOperand
+    a_type: str
+    b_type: str
+    acc_type: str
+    init: str
+
+    @property
+    def k_step(self) -> int:
+        return 32 // self.b.itemsize
+
+
+def wgmma(acc: Any, a: Any, b: Any) -> None:
+    """acc += a @ b, asynchronously.
+
+    acc: ACC Ref (m, n), float32 (also float16 for float16 and fp8 operands, int32 for int8); m a multiple of 64, n of 8 up to 256.
+    a: (m, k) SMEM Ref or register array in Layout.WGMMA; b: (k, n) SMEM Ref.  Transposed views select the major-ness.
+    The operands must not change until `wgmma_wait`.  Raises IllegalInstruction with the row of the table that is missing.
+    """
+    from ..frontend.primitives import bind
+
+    bind(wgmma_p, acc, a, b)
+
+
+@wgmma_p.abstract
+def _(acc: Any, a: Any, b: Any) -> Any:
+    if acc.space is None or acc.space.kind != "acc":
+        raise TypeError("wgmma accumulates into an ACC Ref (allocate it with run_scoped(f, ACC((m, n))))")
+    if b.space is None or b.space.kind != "smem" or (a.space is not None and a.space.kind != "smem"):
+        raise TypeError("wgmma: b must be an SMEM Ref, a an SMEM Ref or a register array")
+    if len(acc.shape) != 2 or len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[1], acc.shape) != (b.shape[0], (a.shape[0], b.shape[1])):
+        raise ValueError(f"wgmma: acc {acc.shape} += a {a.shape} @ b {b.shape}: shapes do not fit")
+    return ()
+
+
+@wgmma_p.layouts
+def _(solver: Any, e: Equation) -> None:
+    a = e.operands[1]
+    if isinstance(a, Value):
+        solver.materialize(a)
+        solver.pin(e, a, Layout.WGMMA)
+
+
+@wgmma_p.plan((SM90,), (WARPGROUP,))
+def _(ctx: Any, e: Equation) -> WgmmaPlan:
+    acc, a, b = e.operands
+    assert isinstance(acc, View) and isinstance(b, View) and not isinstance(a, int)
+    b_types, acc_types = TYPES.get(a.dtype, ((), ()))
+    if b.dtype not in b_types or acc.dtype not in acc_types:
+        raise IllegalInstruction(
+            f"wgmma has no {a.dtype} x {b.dtype} -> {acc.dtype}; with A {a.dtype}, B may be {b_types} and the accumulator {acc_types}", e.line
+        )
+    m, n = acc.shape
+    if acc.shape != acc.ref.shape:
+        raise IllegalInstruction(f"wgmma into a slice of an accumulator ({acc}): use one ACC per slice", e.line)
+    if m % 64:
+        raise IllegalInstruction(f"wgmma: m = {m} rows is not a multiple of 64", e.line)
+    integer = a.dtype in ("int8", "uint8")
+    if n % 8 or not 8 <= n <= 256 or (integer and n > 32 and n % 16):
+        raise IllegalInstruction(f"wgmma: n = {n}; legal are 8, 16, ..., 256 (int8 above 32: multiples of 16)", e.line)
+    b_operand = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line)
+    if isinstance(a, View):
+        a_operand: SharedOperand | int = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line)
+        assert isinstance(a_operand, SharedOperand)
+        if a_operand.mn_major and m > 64 and a_operand.chunk < 64:
+            raise IllegalInstruction(f"wgmma: a transposed A of {m} rows in chunks of {a_operand.chunk}; use chunks of 64", e.line)
+    else:
+        assert isinstance(a, Value)
+        if a.dtype not in ("float16", "bfloat16"):
+            raise IllegalInstruction(f"wgmma with A in registers: {a.dtype} has a fragment of its own; pass A through shared memory", e.line)
+        a_operand = a.id
+    return WgmmaPlan(acc.ref.id, m, n, a.shape[1], a_operand, b_operand, a.dtype, b.dtype, acc.dtype, ctx.acc_init(e))
+
+
+@wgmma_p.emit((SM90,))
+def _(out: Any, step: Any) -> None:
+    out.wgmma(step.data)
+
+
+@wgmma_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.wgmma(step.data)
+
+
+def wgmma_wait(n: int) -> None:
+    """Wait until at most `n` of this warpgroup's wgmma groups are in flight (groups end in order)."""
+    from ..frontend.primitives import bind
+
+    if not 0 <= n <= 63:
+        raise ValueError(f"wgmma_wait({n}): 0 to 63")
+    bind(wgmma_wait_p, n=int(n))
+
+
+@wgmma_wait_p.abstract
+def _(*, n: int) -> Any:
+    return ()
+
+
+@wgmma_wait_p.emit((SM90,))
+def _(out: Any, step: Any) -> None:
+    out.line(f"wgmma_wait<{step.equation.param('n')}>();")
+
+
+@wgmma_wait_p.simulate
+def _(sim: Any, step: Any) -> Iterator[Any]:
+    yield from sim.wgmma_wait(step.equation.param("n"))
