@@ -1,0 +1,5 @@
+"""All operations.  Importing this fills the tables of `registry`."""
+
+from . import barriers, control_flow, copies, elementwise, grid, reductions, refs, registers, shapes, tcgen05, wgmma
+
+__all__ = ["barriers", "control_flow", "copies", "elementwise", "grid", "reductions", "refs", "registers", "shapes", "tcgen05", "wgmma"]
