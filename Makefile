@@ -10,15 +10,23 @@ PYTHON312 ?= $(call find_python,3.12)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Python sources are not here: an editable install sees their changes.
-INSTALL_SOURCES := pyproject.toml CMakeLists.txt $(wildcard mosaic_gpu/runtime/native/*.cc mosaic_gpu/runtime/native/*.h)
+INSTALL_SOURCES := pyproject.toml CMakeLists.txt $(wildcard build_backend/*.py \
+	mosaic_gpu/runtime/native/*.cc mosaic_gpu/runtime/native/*.h)
 
 .PHONY: demo test test-all test-gpu install lint clean
 .DEFAULT_GOAL := test
+
+# The import hook of an editable install knows the packages of the time: reinstall when one comes or goes.
+PACKAGES := $(sort $(shell find mosaic_gpu kernels -name __init__.py))
+ifneq ($(PACKAGES),$(shell cat $(VENV)/.packages 2>/dev/null))
+$(shell rm -f $(STAMP))
+endif
 
 $(STAMP): $(INSTALL_SOURCES)
 	@test -n "$(PYTHON)" || { echo "no Python interpreter for $(VENV)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dev]' $(JAX)
+	echo '$(PACKAGES)' > $(VENV)/.packages
 	touch $@
 
 install: $(STAMP)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ from mosaic_gpu.runtime.launch_spec import BufferPointer, LaunchSpec, TensorMap,
 __all__ = ["TARGET", "launch_call", "register", "register_cpu_test_target", "translate_error"]
 
 TARGET = "mosaic_gpu_launch"
+
+_capsule: Callable[[int], Any] = jax.ffi.pycapsule  # JAX declares no types for it
 
 _lock = threading.Lock()
 _registered: set[str] = set()
@@ -41,12 +43,12 @@ def _register(platform: str, prefix: str, stages: Sequence[str]) -> None:
         jax.ffi.register_ffi_type(
             f"{TARGET}_{prefix}_state",
             {
-                "type_id": jax.ffi.pycapsule(native.data_address(f"mosaic_gpu_{prefix}_type_id")),
-                "type_info": jax.ffi.pycapsule(native.data_address(f"mosaic_gpu_{prefix}_type_info")),
+                "type_id": _capsule(native.data_address(f"mosaic_gpu_{prefix}_type_id")),
+                "type_info": _capsule(native.data_address(f"mosaic_gpu_{prefix}_type_info")),
             },
             platform=platform,
         )
-        handlers = {stage: jax.ffi.pycapsule(native.address(f"mosaic_gpu_{prefix}_{stage}")) for stage in stages}
+        handlers = {stage: _capsule(native.address(f"mosaic_gpu_{prefix}_{stage}")) for stage in stages}
         jax.ffi.register_ffi_target(TARGET, handlers, platform=platform)
         _registered.add(platform)
 
@@ -71,7 +73,8 @@ def launch_call(
     for parameter in spec.parameters:
         if isinstance(parameter, TensorMap | BufferPointer) and parameter.buffer >= count:
             raise errors.UnsupportedCall(
-                f"{spec.entry} uses buffer {parameter.buffer}; the call has {len(args)} inputs and {len(out_types)} outputs"
+                f"{spec.entry} uses buffer {parameter.buffer}; "
+                f"the call has {len(args)} inputs and {len(out_types)} outputs"
             )
     call = jax.ffi.ffi_call(
         TARGET,
@@ -85,7 +88,7 @@ def launch_call(
 
 
 def translate_error(error: BaseException) -> errors.MosaicGpuError | None:
-    """The error of ours that a run-time exception of JAX carries in its text, with the cause set; None if it has none."""
+    """The error of ours that a run-time exception of JAX carries in its text, as its cause; None if it has none."""
     ours = native.error_from_text(str(error))
     if ours is not None:
         ours.__cause__ = error

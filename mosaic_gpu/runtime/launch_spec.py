@@ -1,7 +1,7 @@
 """What a launch needs, as plain data: the cubin, the grid and how each kernel parameter comes about.
 
-Made by the code generator, handed as bytes (`serialize`) to the native launcher in `runtime/native`.  Imports no JAX, so
-that specs can be made, pickled and exported in other processes.
+Made by the code generator, handed as bytes (`serialize`) to the native launcher in `runtime/native`.  Imports no JAX,
+so that specs can be made, pickled and exported in other processes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TensorMap:
         for axis, stride in enumerate(self.strides, start=1):
             if stride % 16 or not 0 <= stride < MAX_STRIDE:
                 raise UnsupportedCall(
-                    f"TMA needs strides that are multiples of 16 bytes below 2^40; dimension {axis} of dims {self.dims} "
+                    f"TMA needs strides that are multiples of 16 bytes below 2^40; dimension {axis} of {self.dims} "
                     f"({self.dtype}) has a stride of {stride} bytes. Pad the inner dimension to a multiple of "
                     f"{16 // math.gcd(16, self.itemsize)} elements"
                 )
@@ -112,7 +112,8 @@ class TensorMap:
         for axis, extent in enumerate(self.box):
             if not 1 <= extent <= MAX_BOX:
                 raise IllegalInstruction(
-                    f"a TMA box has 1 to {MAX_BOX} elements in each dimension; dimension {axis} of {self.box} has {extent}"
+                    f"a TMA box has 1 to {MAX_BOX} elements in each dimension; "
+                    f"dimension {axis} of {self.box} has {extent}"
                 )
         if self.swizzle not in SWIZZLES:
             raise IllegalInstruction(f"TMA swizzles by {', '.join(map(str, SWIZZLES))} bytes; got {self.swizzle}")
@@ -124,7 +125,7 @@ class TensorMap:
             )
         if self.swizzle and row > self.swizzle:
             raise IllegalInstruction(
-                f"with a swizzle of {self.swizzle} bytes the innermost extent of a TMA box is at most {self.swizzle} bytes; "
+                f"with a swizzle of {self.swizzle} bytes the innermost extent of a TMA box is at most as many; "
                 f"{self.box[0]} elements of {self.dtype} are {row} bytes"
             )
 
@@ -208,7 +209,9 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         _ = self.arch  # refuses a toolchain string without a target
         if len(self.grid) != 3 or any(not 0 <= g <= m for g, m in zip(self.grid, MAX_GRID, strict=True)):
-            raise UnsupportedCall(f"a grid has at most {MAX_GRID} blocks along x, y, z; {self.entry} asks for {self.grid}")
+            raise UnsupportedCall(
+                f"a grid has at most {MAX_GRID} blocks along x, y, z; {self.entry} asks for {self.grid}"
+            )
         if len(self.cluster) != 3 or min(self.cluster) < 1 or math.prod(self.cluster) > MAX_CLUSTER:
             raise UnsupportedCall(
                 f"a cluster has 1 to {MAX_CLUSTER} blocks; {self.entry} asks for {self.cluster} = "

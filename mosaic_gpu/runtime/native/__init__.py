@@ -54,7 +54,7 @@ def _find() -> pathlib.Path:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, with the signatures of its functions set.  Raises ToolchainError if it is missing or does not fit."""
+    """The library, its functions' signatures set.  Raises ToolchainError if it is missing or does not fit."""
     path = _find()
     try:
         library = ctypes.CDLL(str(path))

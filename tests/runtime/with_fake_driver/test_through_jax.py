@@ -1,0 +1,121 @@
+"""The way from `jax.jit` through XLA to the driver, on the CPU backend."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mosaic_gpu import errors
+from mosaic_gpu.runtime import device, jax_ffi
+from mosaic_gpu.runtime.launch_spec import BufferPointer, Scalar, TensorMap
+
+OUT = jax.ShapeDtypeStruct((8, 32), jnp.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cpu_target() -> None:
+    for _ in range(2):  # a second registration does nothing
+        jax_ffi.register_cpu_test_target()
+
+
+def tensor_map(buffer: int) -> TensorMap:
+    return TensorMap(buffer=buffer, dtype="float32", dims=(32, 8), strides=(128,), box=(32, 8), swizzle=128)
+
+
+def address(array: jax.Array) -> int:
+    return array.unsafe_buffer_pointer()
+
+
+def test_buffers_count_inputs_then_outputs(driver, make_spec):
+    spec = make_spec(tensor_map(0), BufferPointer(1), tensor_map(2), Scalar(5, "int32"), shared_bytes=999)
+    driver.parameters(128, 8, 128, 4)
+    call = jax.jit(lambda a, b: jax_ffi.launch_call(spec, [a, b], [OUT]))
+    x, y = jnp.zeros((8, 32)), jnp.ones(7, jnp.bfloat16)
+    (result,) = call(x, y)
+    assert result.shape == (8, 32) and result.dtype == jnp.float32
+    jax.block_until_ready(call(x, y))
+    assert len(driver.calls("cuLaunchKernelEx")) == 2
+    assert len(driver.calls("cuLibraryLoadData")) == 1
+    assert driver.calls("cuTensorMapEncodeTiled")[0]["address"] == f"{address(x):x}"
+    first = driver.calls("cuLaunchKernelEx")[0]["parameters"].split(",")
+    values = [int.from_bytes(bytes.fromhex(text), "little") for text in first]
+    assert values[0] == address(x) and values[1] == address(y) and values[2] == address(result) and values[3] == 5
+
+
+def test_executables_with_one_cubin_load_it_once(driver, make_spec):
+    spec = make_spec(BufferPointer(0))
+    for size in (1, 2, 3):
+        jax.block_until_ready(jax.jit(lambda a: jax_ffi.launch_call(spec, [a], [OUT]))(jnp.zeros(size)))
+    assert len(driver.calls("cuLaunchKernelEx")) == 3
+    assert len(driver.calls("cuLibraryLoadData")) == 1
+    assert not driver.calls("cuLibraryUnload")
+
+
+def test_aliased_output_lies_on_its_donated_input(driver, make_spec):
+    spec = make_spec(BufferPointer(0), BufferPointer(1))
+    driver.parameters(8, 8)
+    call = jax.jit(lambda a: jax_ffi.launch_call(spec, [a], [OUT], {0: 0}), donate_argnums=0)
+    jax.block_until_ready(call(jnp.zeros((8, 32))))
+    (launch,) = driver.calls("cuLaunchKernelEx")
+    source, target = launch["parameters"].split(",")
+    assert source == target
+
+
+def test_operands_come_in_row_major_order(driver, make_spec):
+    spec = make_spec(BufferPointer(0))
+    text = jax.jit(lambda a: jax_ffi.launch_call(spec, [a.T], [OUT])).lower(jnp.zeros((2, 3))).as_text()
+    (line,) = [line for line in text.splitlines() if jax_ffi.TARGET in line]
+    assert "operand_layouts = [dense<[1, 0]>" in line and "result_layouts = [dense<[1, 0]>" in line
+
+
+def test_lowers_for_cuda_without_a_gpu(make_spec):
+    spec = make_spec(BufferPointer(0))
+    traced = jax.jit(lambda a: jax_ffi.launch_call(spec, [a], [OUT])).trace(jnp.zeros(4))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert jax_ffi.TARGET in text and "sm_90a" in text
+
+
+def test_errors_come_out_as_ours(driver, make_spec):
+    spec = make_spec(BufferPointer(0))
+    driver.fail("cuLibraryLoadData", 209)
+    with pytest.raises(Exception, match="ToolchainError") as caught:
+        jax.block_until_ready(jax.jit(lambda a: jax_ffi.launch_call(spec, [a], [OUT]))(jnp.zeros(4)))
+    ours = jax_ffi.translate_error(caught.value)
+    assert isinstance(ours, errors.ToolchainError) and ours.__cause__ is caught.value
+    assert str(ours).startswith("cuLibraryLoadData failed") and "CUDA 12.8" in str(ours)
+    assert jax_ffi.translate_error(ValueError("of another kind")) is None
+
+
+def test_a_damaged_specification_fails_when_the_program_is_compiled(make_spec):
+    call = jax.jit(lambda a: jax.ffi.ffi_call(jax_ffi.TARGET, OUT)(a, spec=b"damaged"))
+    with pytest.raises(Exception, match="damaged launch specification"):
+        jax.block_until_ready(call(jnp.zeros(4)))
+
+
+def test_a_call_with_too_few_buffers_is_refused_when_traced(make_spec):
+    with pytest.raises(errors.UnsupportedCall, match="buffer 3.*1 inputs and 1 outputs"):
+        jax.jit(lambda a: jax_ffi.launch_call(make_spec(BufferPointer(3)), [a], [OUT])).lower(jnp.zeros(4))
+
+
+def test_an_empty_grid(driver, make_spec):
+    spec = make_spec(BufferPointer(0), grid=(0, 1, 1))
+    jax.block_until_ready(jax.jit(lambda a: jax_ffi.launch_call(spec, [a], [OUT]))(jnp.zeros(4)))
+    assert not driver.calls("cuLaunchKernelEx")
+
+
+def test_registering_from_many_threads() -> None:
+    threads = [threading.Thread(target=jax_ffi.register) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    jax_ffi.register()
+
+
+def test_what_the_machine_has() -> None:
+    assert device.gpu_devices() == []
+    assert device.driver_version() == (12, 8)
+    assert device.compute_capability(jax.devices("cpu")[0]) is None
