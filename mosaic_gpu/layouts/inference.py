@@ -1,0 +1,282 @@
+"""Which register layout each array of a role has: annotations pin some, operations tie the rest.
+
+Elementwise operations and loop carries make classes of values that share one layout (union-find); reductions and
+broadcasts relate two classes.  Known layouts spread along both until nothing changes; what is still open becomes
+`WG_STRIDED`.  A value whose elements are all equal (a broadcast scalar and what is computed from such) is a *splat*: it has
+no layout and fits any.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import Line, LayoutConflict
+from ..ops import registry
+from ..ops.elementwise import PURE
+from ..program import Equation, Operand, Value
+from .registers import Layout, LayoutName, RegisterLayout
+
+
+@dataclasses.dataclass
+class _Class:
+    members: list[Value]
+    layout: RegisterLayout | None = None
+    line: Line | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Relation:
+    """wide.reduce(axes), seen through unit dimensions, is narrow.  kind: 'reduction' or 'broadcast'."""
+
+    equation: Equation
+    wide: Value
+    narrow: Value
+    dims: tuple[int, ...]  # narrow's dimension i is wide's dims[i]
+
+
+class Solver:
+    """Collects constraints while walking a role's equations (ops' layouts rules call its methods), then solves."""
+
+    def __init__(self, splats: set[int]) -> None:
+        self.splats = splats
+        self.parent: dict[int, int] = {}
+        self.classes: dict[int, _Class] = {}
+        self.relations: list[_Relation] = []
+        self.reshapes: list[tuple[Equation, Value, Value, tuple[int, ...]]] = []
+        self.preferences: list[tuple[Equation, Value, LayoutName]] = []
+
+    # ---- called by rules ----------------------------------------------------------------------------------------------
+    def same(self, e: Equation, operands: Sequence[Operand]) -> None:
+        """All arrays among `operands` share one layout."""
+        arrays = [o for o in operands if isinstance(o, Value) and o.shape and o.space is None and o.id not in self.splats]
+        if arrays:
+            self._class(arrays[0])
+        for a in arrays[1:]:
+            self._join(arrays[0], a, e)
+
+    def pin(self, e: Equation, value: Value, layout: LayoutName) -> None:
+        """`value` has this layout."""
+        if value.id in self.splats:
+            return
+        try:
+            concrete = layout.of(value.shape)
+        except ValueError as error:
+            raise LayoutConflict(str(error), e.line) from None
+        self._set(value, concrete, e)
+
+    def prefer(self, e: Equation, value: Value, layout: LayoutName) -> None:
+        """As `pin`, unless the value turns out to be a splat (which fits as it is)."""
+        self.preferences.append((e, value, layout))
+
+    def broadcast(self, e: Equation, narrow: Operand, wide: Value, dims: tuple[int, ...]) -> None:
+        """wide repeats narrow, whose dimension i is wide's dims[i]."""
+        if isinstance(narrow, Value) and not self.splats & {narrow.id, wide.id}:
+            self.relations.append(_Relation(e, wide, narrow, tuple(dims)))
+
+    def reduction(self, e: Equation, wide: Operand, narrow: Value, axes: tuple[int, ...]) -> None:
+        if isinstance(wide, Value) and wide.id not in self.splats:
+            self._class(wide)
+            if narrow.shape:
+                dims = tuple(i for i in range(len(wide.shape)) if i not in axes)
+                self.relations.append(_Relation(e, wide, narrow, dims))
+
+    def unit_reshape(self, e: Equation, x: Operand, y: Value, dims: tuple[int, ...]) -> None:
+        """y is x with unit dimensions added or dropped; x's dimension i is y's dims[i] (-1: of extent 1)."""
+        if isinstance(x, Value) and not self.splats & {x.id, y.id}:
+            self.reshapes.append((e, x, y, dims))
+
+    # ---- walking --------------------------------------------------------------------------------------------------------
+    def region(self, equations: Sequence[Equation]) -> None:
+        for e in equations:
+            rule = registry.OPS[e.op].layouts_rule if e.op in registry.OPS else None
+            if rule is not None:
+                rule(self, e)
+            for v in (*e.results, *(x for r in e.regions for x in r.inputs)):
+                self.same(e, [v])
+            for r in e.regions:
+                self.region(r.equations)
+            self._carries(e)
+
+    def _carries(self, e: Equation) -> None:
+        """Loop carries, branch results and scope results are the same value on the way through."""
+
+        def tie(results: Sequence[Value], *sources: Sequence[Operand]) -> None:
+            for i, r in enumerate(results):
+                if r.shape and r.space is None:
+                    self.same(e, [r, *(s[i] for s in sources)])
+
+        if e.op == "for":
+            body = e.regions[0]
+            tie(e.results, e.operands[2:], body.inputs[1:], body.outputs)
+        elif e.op == "while":
+            tie(e.results, e.operands, e.regions[0].inputs, e.regions[1].inputs, e.regions[1].outputs)
+        elif e.op in ("cond", "run_scoped"):
+            tie(e.results, *(r.outputs for r in e.regions))
+
+    # ---- union-find -----------------------------------------------------------------------------------------------------
+    def _class(self, value: Value) -> _Class:
+        root = self._root(value)
+        return self.classes[root]
+
+    def _root(self, value: Value) -> int:
+        if value.id not in self.parent:
+            self.parent[value.id] = value.id
+            self.classes[value.id] = _Class([value])
+        i = value.id
+        while self.parent[i] != i:
+            self.parent[i] = self.parent[self.parent[i]]
+            i = self.parent[i]
+        return i
+
+    def _join(self, a: Value, b: Value, e: Equation) -> None:
+        ra, rb = self._root(a), self._root(b)
+        if ra == rb:
+            return
+        x, y = self.classes[ra], self.classes.pop(rb)
+        self.parent[rb] = ra
+        x.members += y.members
+        if y.layout is not None:
+            if x.layout is not None and not x.layout.same_map(y.layout):
+                raise _conflict(x.layout, x.line, y.layout, y.line, e)
+            if x.layout is None:
+                x.layout, x.line = y.layout, y.line
+
+    def _set(self, value: Value, layout: RegisterLayout, e: Equation) -> bool:
+        c = self._class(value)
+        if c.layout is not None:
+            if not c.layout.same_map(layout):
+                raise _conflict(c.layout, c.line, layout, e.line, e)
+            return False
+        c.layout, c.line = layout, e.line
+        return True
+
+    # ---- solving --------------------------------------------------------------------------------------------------------
+    def solve(self, equations: Sequence[Equation]) -> dict[int, RegisterLayout]:
+        """Layouts by value id; values that are splats have none."""
+        changed = True
+        while changed:
+            changed = self._spread()
+            if not changed:
+                for e, value, layout in self.preferences:
+                    if value.id not in self.splats and self._class(value).layout is None:
+                        self.pin(e, value, layout)
+                        changed = True
+        for root in list(self.classes):
+            c = self.classes.get(root)
+            if c is None or c.layout is not None:
+                continue
+            shape = c.members[0].shape
+            try:
+                c.layout = Layout.WG_STRIDED.of(shape)
+            except ValueError as error:
+                raise LayoutConflict(f"no layout is known for an array of shape {shape}, and the default does not fit: {error}; pin one with layout_cast", c.line) from None
+            while self._spread():
+                pass
+        return {m.id: c.layout for c in self.classes.values() for m in c.members if c.layout is not None}
+
+    def _spread(self) -> bool:
+        changed = False
+        for r in self.relations:
+            wide, narrow = self._class(r.wide), self._class(r.narrow)
+            if wide.layout is not None:
+                changed |= self._set(r.narrow, _narrow(wide.layout, r), r.equation)
+            elif narrow.layout is not None:
+                for candidate in (Layout.WGMMA, Layout.TCGEN05_TMEM_NATIVE):
+                    try:
+                        layout = candidate.of(r.wide.shape)
+                    except ValueError:
+                        continue
+                    if _narrow(layout, r).same_map(narrow.layout):
+                        changed |= self._set(r.wide, layout, r.equation)
+                        break
+        for e, x, y, dims in self.reshapes:
+            lx, ly = self._class(x).layout, self._class(y).layout
+            if lx is not None:
+                changed |= self._set(y, lx.with_unit_dims(y.shape, [d if d >= 0 else 0 for d in dims]), e)
+            elif ly is not None:
+                back = [dims.index(d) if d in dims else 0 for d in range(len(y.shape))]
+                changed |= self._set(x, ly.with_unit_dims(x.shape, back), e)
+        return changed
+
+
+def _narrow(wide: RegisterLayout, r: _Relation) -> RegisterLayout:
+    """The layout of the narrow side: dimensions that narrow lacks, or has with extent 1, become replicas."""
+    gone = [i for i in range(len(wide.shape)) if i not in r.dims or r.narrow.shape[r.dims.index(i)] != wide.shape[i]]
+    reduced = wide.reduce(gone)
+    kept = [i for i in range(len(wide.shape)) if i not in gone]
+    return reduced.with_unit_dims(r.narrow.shape, [r.dims.index(i) for i in kept])
+
+
+def _conflict(a: RegisterLayout, a_line: Line | None, b: RegisterLayout, b_line: Line | None, e: Equation) -> LayoutConflict:
+    return LayoutConflict(
+        f"{e.op} brings two register layouts together: {a} (from {a_line}) and {b} (from {b_line}). "
+        f"Load one of them in the other's layout (load(ref, layout=...)), or pin it where it is made with layout_cast",
+        e.line,
+    )
+
+
+def _splats(equations: Sequence[Equation]) -> set[int]:
+    """Ids of arrays whose elements are all equal.  Loop carries start as splats and lose it when the body says so."""
+    made: dict[int, Equation] = {}
+    not_splat: set[int] = set()
+    arrays: set[int] = set()
+    ties: list[tuple[int, list[Operand]]] = []
+
+    def note(v: Value) -> None:
+        if v.shape and v.space is None:
+            arrays.add(v.id)
+
+    def visit(region: Sequence[Equation]) -> None:
+        for e in region:
+            for v in e.results:
+                note(v)
+            if e.op == "for":
+                for i, (r, b) in enumerate(zip(e.results, e.regions[0].inputs[1:], strict=True)):
+                    note(b)
+                    sources: list[Operand] = [e.operands[2 + i], e.regions[0].outputs[i]]
+                    ties.extend([(r.id, [b]), (b.id, sources)])
+            elif e.op == "while":
+                for i, r in enumerate(e.results):
+                    c, b = e.regions[0].inputs[i], e.regions[1].inputs[i]
+                    note(c), note(b)
+                    ties.extend([(r.id, [b]), (c.id, [b]), (b.id, [e.operands[i], e.regions[1].outputs[i]])])
+            elif e.op in ("cond", "run_scoped"):
+                ties.extend((r.id, [g.outputs[i] for g in e.regions]) for i, r in enumerate(e.results))
+            else:
+                for r in e.results:
+                    made[r.id] = e
+            for g in e.regions:
+                visit(g.equations)
+
+    visit(equations)
+    changed = True
+    while changed:
+        changed = False
+
+        def is_splat(o: Operand) -> bool:
+            return not isinstance(o, Value) or not o.shape or o.id not in not_splat
+
+        for i in arrays - not_splat:
+            e = made.get(i)
+            if e is None:
+                continue
+            uniform = e.op in PURE or e.op in ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
+            if not uniform or not all(is_splat(o) for o in e.operands):
+                not_splat.add(i)
+                changed = True
+        for i, sources in ties:
+            if i in arrays and i not in not_splat and not all(is_splat(o) for o in sources):
+                not_splat.add(i)
+                changed = True
+    return arrays - not_splat
+
+
+def infer(equations: Sequence[Equation]) -> dict[int, RegisterLayout]:
+    """Register layouts of all arrays of a role, by value id.  Raises LayoutConflict naming both lines."""
+    solver = Solver(_splats(equations))
+    solver.region(equations)
+    return solver.solve(equations)
+
+

@@ -1,0 +1,264 @@
+"""Who owns an accumulator or an operand's registers while a wgmma is in flight, and the waits that give them back.
+
+Walks a role in program order with the list of groups in flight.  Reading or writing an accumulator waits for the groups
+that still write it (and for no younger one); a loop carry that a group in flight reads is written only after the wait that
+ends it: its definition is sunk below that wait, or the error names both lines.  Explicit `wgmma_wait`s are kept as they are.
+
+It also decides how an accumulator begins: the first product overwrites (scale-d = 0) where that is known or can be told by
+a flag; zeros are written only where something else reads or scales the accumulator first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..errors import InFlightError, Line
+from .roles import DEAD_IF_UNUSED as PURE_ON_ARRAYS
+from ..program import Equation, Operand, Region, Value, View, scalars_of, walk
+
+ZERO, LIVE, UNKNOWN = "zero", "live", "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One wgmma in flight: the accumulator it writes, the register tile it reads (None: A in shared memory)."""
+
+    acc: int
+    tile: int | None
+    line: Line | None
+
+
+@dataclasses.dataclass
+class State:
+    groups: list[Group]
+    accumulators: dict[int, str]
+
+    def copy(self) -> State:
+        return State(list(self.groups), dict(self.accumulators))
+
+
+@dataclasses.dataclass
+class Result:
+    """Equations with the waits in place; how each wgmma (by identity of its equation) treats its accumulator; notes."""
+
+    equations: tuple[Equation, ...]
+    notes: list[str]
+
+
+def resolve(equations: Sequence[Equation]) -> Result:
+    """Place waits and accumulator initialisation in a role's equations."""
+    if not any(e.op == "wgmma" for e in walk(tuple(equations))):
+        return Result(tuple(equations), [])
+    notes: list[str] = []
+    state = State([], {})
+    out = _region(equations, state, notes)
+    if state.groups:
+        out.append(_wait(0, state.groups[-1].line))
+    return Result(tuple(out), notes)
+
+
+def _wait(n: int, line: Line | None) -> Equation:
+    return Equation("wgmma_wait", (), (), (("implicit", True), ("n", n)), (), line)
+
+
+def _zero(view: View, dynamic: bool, line: Line | None) -> Equation:
+    return Equation("acc_zero", (view,), (), (("dynamic", dynamic),), (), line)
+
+
+def _touches(e: Equation, acc: int) -> bool:
+    """Whether `e` (or something inside) reads or writes the accumulator other than by wgmma."""
+    if e.op in ("get", "swap", "load") and isinstance(e.operands[0], View) and e.operands[0].ref.id == acc:
+        return True
+    return any(_touches(x, acc) for r in e.regions for x in r.equations)
+
+
+def _uses(e: Equation, acc: int) -> View | None:
+    for x in walk((e,)):
+        for o in x.operands:
+            if isinstance(o, View) and o.ref.id == acc:
+                return View.whole(o.ref)
+    return None
+
+
+def _region(equations: Sequence[Equation], state: State, notes: list[str]) -> list[Equation]:
+    out: list[Equation] = []
+    for e in equations:
+        if e.op == "wgmma":
+            acc, a = e.operands[0], e.operands[1]
+            assert isinstance(acc, View)
+            status = state.accumulators.get(acc.ref.id, ZERO)
+            init = {ZERO: "zero", LIVE: "add", UNKNOWN: "dynamic"}[status]
+            state.accumulators[acc.ref.id] = LIVE
+            state.groups.append(Group(acc.ref.id, a.id if isinstance(a, Value) else None, e.line))
+            out.append(e.with_(params=(*(p for p in e.params if p[0] != "init"), ("init", init))))
+        elif e.op == "wgmma_wait":
+            n = e.param("n")
+            state.groups = state.groups[len(state.groups) - n :] if 0 < n < len(state.groups) else ([] if n == 0 else state.groups)
+            out.append(e)
+        elif e.op in ("get", "swap", "load") and isinstance(e.operands[0], View) and e.operands[0].space.kind == "acc":
+            out += _finish(state, e.operands[0].ref.id, e.line)
+            status = state.accumulators.get(e.operands[0].ref.id, ZERO)
+            if status != LIVE and (e.op != "swap" or e.results):
+                out.append(_zero(e.operands[0], status == UNKNOWN, e.line))
+            state.accumulators[e.operands[0].ref.id] = LIVE
+            out.append(e)
+        elif e.op in ("for", "while"):
+            out += _loop(e, state, notes)
+        elif e.op == "cond":
+            out.append(_branches(e, state, notes))
+        elif e.op == "run_scoped":
+            r = e.regions[0]
+            for ref in r.inputs:
+                if ref.space is not None and ref.space.kind == "acc":
+                    state.accumulators[ref.id] = ZERO
+            body = _region(r.equations, state, notes)
+            for ref in r.inputs:  # the registers end with the scope
+                body += _finish(state, ref.id, e.line)
+            out.append(e.with_(regions=(Region(r.inputs, tuple(body), r.outputs),)))
+        else:
+            out.append(e)
+    return out
+
+
+def _finish(state: State, acc: int, line: Line | None) -> list[Equation]:
+    """The wait after which no group in flight writes `acc`."""
+    last = max((i for i, g in enumerate(state.groups) if g.acc == acc), default=-1)
+    if last < 0:
+        return []
+    younger = len(state.groups) - 1 - last
+    state.groups = state.groups[last + 1 :]
+    return [_wait(younger, line)]
+
+
+def _loop(e: Equation, state: State, notes: list[str]) -> list[Equation]:
+    before: list[Equation] = []
+    for acc, status in list(state.accumulators.items()):
+        view = _uses(e, acc)
+        if status == ZERO and view is not None:
+            if _touches(e, acc):
+                before.append(_zero(view, False, e.line))
+                state.accumulators[acc] = LIVE
+            else:
+                state.accumulators[acc] = UNKNOWN
+    body_region = e.regions[-1]
+    carried = body_region.inputs[1:] if e.op == "for" else body_region.inputs
+    equations = _sink(body_region, carried, notes)
+    for _ in range(4):  # groups that stay in flight over the back edge are in flight at the top, too
+        start = state.copy()
+        body = _region(equations, start, [])
+        body += _release_carries(start, carried)
+        if start.groups == state.groups:
+            break
+        state.groups = start.groups
+    else:
+        raise InFlightError("the number of wgmma groups in flight grows with every iteration of this loop; add wgmma_wait to its body", e.line)
+    notes += [f"{e.line}: {len(state.groups)} wgmma group(s) stay in flight from one iteration to the next"] if state.groups else []
+    inner_notes: list[str] = []
+    _region(equations, state.copy(), inner_notes)
+    notes += inner_notes
+    for acc, status in start.accumulators.items():
+        old = state.accumulators.get(acc)
+        if old is not None and old != status:
+            state.accumulators[acc] = UNKNOWN
+    regions = (*e.regions[:-1], Region(body_region.inputs, tuple(body), body_region.outputs))
+    return [*before, e.with_(regions=regions)]
+
+
+def _release_carries(state: State, carried: Sequence[Value]) -> list[Equation]:
+    """Wait for groups that read a carried tile: the end of the iteration overwrites it."""
+    ids = {v.id for v in carried}
+    last = max((i for i, g in enumerate(state.groups) if g.tile in ids), default=-1)
+    if last < 0:
+        return []
+    line = state.groups[last].line
+    younger = len(state.groups) - 1 - last
+    state.groups = state.groups[last + 1 :]
+    return [_wait(younger, line)]
+
+
+def _sink(region: Region, carried: Sequence[Value], notes: list[str]) -> list[Equation]:
+    """Move the definition of a tile's next value below the wait that ends the product reading the current one.
+
+    Without this ptxas gives both the same registers and serialises every wgmma of the kernel (C7513).
+    """
+    equations = list(region.equations)
+    outputs = region.outputs
+    for c, output in zip(carried, outputs, strict=True):
+        if not c.shape or not isinstance(output, Value) or output.id == c.id:
+            continue
+        readers = [i for i, e in enumerate(equations) if e.op == "wgmma" and isinstance(e.operands[1], Value) and e.operands[1].id == c.id]
+        readers += [i for i, e in enumerate(equations) if e.regions and any(_reads_tile(x, c.id) for x in walk((e,)))]
+        if not readers:
+            continue
+        definition = next((i for i, e in enumerate(equations) if any(r.id == output.id for r in e.results)), None)
+        if definition is None or definition > len(equations):
+            continue
+        end = _wait_position(equations, max(readers))
+        if equations[definition].op == "run_scoped":
+            equations[definition] = _sink_in_scope(equations[definition], c, output, notes)
+            continue
+        if definition > end:
+            continue
+        e = equations[definition]
+        users = [i for i, x in enumerate(equations) if i != definition and _reads(x, output.id)]
+        if e.op not in PURE_ON_ARRAYS or any(i <= end for i in users):
+            raise InFlightError(
+                f"the next value of a tile is made at {e.line} while the product at {equations[max(readers)].line} still reads the current one; "
+                "make it after the wgmma_wait that ends this product",
+                e.line,
+            )
+        equations.insert(end + 1, e)
+        del equations[definition]
+        notes.append(f"{e.line}: made after the wgmma_wait that ends the product reading the previous value")
+    return equations
+
+
+def _sink_in_scope(e: Equation, c: Value, output: Value, notes: list[str]) -> Equation:
+    """The same inside a scope that both reads the tile and returns its next value."""
+    r = e.regions[0]
+    position = [v.id for v in e.results].index(output.id)
+    inner = Region((), r.equations, (r.outputs[position],))
+    return e.with_(regions=(Region(r.inputs, tuple(_sink(inner, (c,), notes)), r.outputs),))
+
+
+def _reads_tile(e: Equation, tile: int) -> bool:
+    return e.op == "wgmma" and isinstance(e.operands[1], Value) and e.operands[1].id == tile
+
+
+def _reads(e: Equation, value: int) -> bool:
+    operands: list[Operand] = list(e.operands) + [o for r in e.regions for o in r.outputs]
+    if any(v.id == value for o in operands for v in scalars_of(o)):
+        return True
+    return any(_reads(x, value) for r in e.regions for x in r.equations)
+
+
+def _wait_position(equations: Sequence[Equation], reader: int) -> int:
+    """Index of the explicit wait that ends the group issued at `reader`; the last equation where none does."""
+    younger = 0
+    for i in range(reader + 1, len(equations)):
+        e = equations[i]
+        if e.op == "wgmma":
+            younger += 1
+        elif e.op == "wgmma_wait" and e.param("n") <= younger:
+            return i
+    return len(equations) - 1
+
+
+def _branches(e: Equation, state: State, notes: list[str]) -> Equation:
+    ends: list[tuple[list[Equation], State]] = []
+    for r in e.regions:
+        own = state.copy()
+        ends.append((_region(r.equations, own, notes), own))
+    if any(s.groups != ends[0][1].groups for _, s in ends):
+        # Paths that meet must have the same groups in flight (C7518 otherwise): every branch drains its own.
+        for body, s in ends:
+            if s.groups:
+                body.append(_wait(0, e.line))
+        state.groups = []
+    else:
+        state.groups = ends[0][1].groups
+    for acc in {a for _, s in ends for a in s.accumulators}:
+        statuses = {s.accumulators.get(acc, ZERO) for _, s in ends}
+        state.accumulators[acc] = statuses.pop() if len(statuses) == 1 else UNKNOWN
+    return e.with_(regions=tuple(Region(r.inputs, tuple(b), r.outputs) for r, (b, _) in zip(e.regions, ends, strict=True)))
