@@ -63,10 +63,6 @@ def _layouts(solver: Any, e: Equation) -> None:
     value: Any = e.operands[1] if e.op == "swap" else e.results[0]
     if not view.shape or isinstance(value, Literal):
         return
-    if e.op != "swap":
-        solver.materialize(value)
-    elif e.results:
-        solver.materialize(e.results[0])
     if view.space.kind == "acc":
         if e.op == "swap":
             solver.prefer(e, value, Layout.WGMMA)

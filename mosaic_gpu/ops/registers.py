@@ -64,7 +64,6 @@ def _(x: Any, *, layout: Any) -> Any:
 
 @layout_cast_p.layouts
 def _(solver: Any, e: Equation) -> None:
-    solver.materialize(e.results[0])
     solver.pin(e, e.results[0], e.param("layout"))
     solver.same(e, [e.operands[0], e.results[0]])
 

@@ -89,7 +89,6 @@ def broadcasted_iota(dtype: Any, shape: tuple[int, ...], dimension: int, *, layo
 
 
 def _iota_layouts(solver: Any, e: Equation) -> None:
-    solver.materialize(e.results[0])
     if e.param("layout") is not None:
         solver.pin(e, e.results[0], e.param("layout"))
 

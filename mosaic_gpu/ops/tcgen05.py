@@ -157,7 +157,6 @@ def _(src: Any, *, layout: Any) -> Any:
 
 @load_p.layouts
 def _(solver: Any, e: Equation) -> None:
-    solver.materialize(e.results[0])
     solver.pin(e, e.results[0], Layout.TCGEN05_TMEM_NATIVE)
 
 

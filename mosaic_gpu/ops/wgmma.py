@@ -79,7 +79,6 @@ def _(acc: Any, a: Any, b: Any) -> Any:
 def _(solver: Any, e: Equation) -> None:
     a = e.operands[1]
     if isinstance(a, Value):
-        solver.materialize(a)
         solver.pin(e, a, Layout.WGMMA)
 
 
@@ -111,7 +110,7 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
         if a.dtype not in ("float16", "bfloat16"):
             raise IllegalInstruction(f"wgmma with A in registers: {a.dtype} has a fragment of its own; pass A through shared memory", e.line)
         a_operand = a.id
-    return WgmmaPlan(acc.ref.id, m, n, a.shape[1], a_operand, b_operand, a.dtype, b.dtype, acc.dtype, ctx.acc_init(e))
+    return WgmmaPlan(acc.ref.id, m, n, a.shape[1], a_operand, b_operand, a.dtype, b.dtype, acc.dtype, e.param("init", "add"))
 
 
 @wgmma_p.emit((SM90,))
@@ -146,3 +145,17 @@ def _(out: Any, step: Any) -> None:
 @wgmma_wait_p.simulate
 def _(sim: Any, step: Any) -> Iterator[Any]:
     yield from sim.wgmma_wait(step.equation.param("n"))
+
+
+acc_zero = op("acc_zero")
+"""Zeros into an accumulator; the planner's, where something reads it before the first product.  dynamic: only if none has run."""
+
+
+@acc_zero.emit((SM90,))
+def _(out: Any, step: Any) -> None:
+    out.zero_accumulator(step.equation.operands[0].ref, step.equation.param("dynamic"))
+
+
+@acc_zero.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.zero_accumulator(step.equation.operands[0].ref, step.equation.param("dynamic"))

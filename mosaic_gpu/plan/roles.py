@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..ops.elementwise import ELEMENTWISE, PURE, numpy_dtype
-from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute, substitute_all
+from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute
 
 DEAD_IF_UNUSED = PURE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota", "broadcasted_iota", "axis_index", "program_id"}
 DEAD_IF_UNUSED |= {"num_programs", "dim_size", "layout_cast", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"}
@@ -133,29 +133,11 @@ def _sweep(equations: Sequence[Equation], live: set[int] | None = None) -> tuple
         for r in e.regions:
             for o in r.outputs:
                 used.update(v.id for v in scalars_of(o))
-            if e.op in ("for", "while"):  # what the next iteration reads is live at the end of this one
-                for inner in r.equations:
-                    _mark(inner, used)
             regions.append(Region(r.inputs, _sweep(r.equations, used), r.outputs))
         for o in e.operands:
             used.update(v.id for v in scalars_of(o))
         out.append(e.with_(regions=tuple(regions)))
     return tuple(reversed(out))
-
-
-def _mark(e: Equation, used: set[int]) -> None:
-    """Values that effects in a loop body read.  (Values of pure equations are found by the sweep itself.)"""
-    if e.op in DEAD_IF_UNUSED:
-        return
-    for o in e.operands:
-        used.update(v.id for v in scalars_of(o))
-    for r in e.regions:
-        for inner in r.equations:
-            _mark(inner, used)
-
-
-def rename(equations: Sequence[Equation], env: dict[int, Operand]) -> tuple[Equation, ...]:
-    return substitute_all(tuple(equations), env)
 
 
 def uses_arrays(equations: Sequence[Equation]) -> bool:

@@ -1,0 +1,151 @@
+"""build_plan: all passes in order, Program -> Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import Line, MosaicGpuError, UnsupportedCall
+from ..layouts.inference import infer
+from ..layouts.registers import RegisterLayout
+from ..ops import registry
+from ..ops.registry import Generation, Scope
+from ..program import Equation, Program, Value, View
+from . import in_flight, roles
+from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
+from .resources import Resources, allocate, budget_of, check_budgets, runs_on_one_thread
+from .roles import Split
+
+
+class PlanContext:
+    """What a plan rule may ask for and add to."""
+
+    def __init__(self, program: Program, generation: Generation, resources: Resources) -> None:
+        self.program = program
+        self.generation = generation
+        self.scope = Scope.WARPGROUP
+        self.resources = resources
+        self.maps: list[TensorMapPlan] = []
+        self.pointers: list[int] = []
+        self.dims: list[RuntimeDim] = []
+
+    @property
+    def buffers(self) -> dict[int, Any]:
+        return self.resources.buffers  # type: ignore[return-value]
+
+    @property
+    def named_barriers(self) -> dict[int, Any]:
+        return self.resources.named  # type: ignore[return-value]
+
+    def input_index(self, ref: Value, line: Line | None) -> int:
+        """Which of the kernel's inputs and outputs a GMEM ref is."""
+        for i, v in enumerate(self.program.inputs):
+            if v.id == ref.id:
+                return i
+        raise UnsupportedCall(f"{ref} is not an input or output of the kernel", line)
+
+    def tensor_map(self, plan: TensorMapPlan) -> int:
+        if plan not in self.maps:
+            self.maps.append(plan)
+        return self.maps.index(plan)
+
+    def pointer(self, ref: Value, line: Line | None) -> int:
+        i = self.input_index(ref, line)
+        if i not in self.pointers:
+            self.pointers.append(i)
+        for axis in range(len(ref.shape)):  # strides and bounds
+            self.runtime_dim(ref, axis)
+        return i
+
+    def runtime_dim(self, ref: Value, axis: int) -> tuple[int, int]:
+        d = RuntimeDim(self.input_index(ref, None), axis)
+        if d not in self.dims:
+            self.dims.append(d)
+        return d.input, d.axis
+
+    def tmem_column(self, view: View, line: Line | None) -> int:
+        """First column of a TMEM view that keeps all lanes."""
+        lanes, columns = view.dims
+        if view.is_transposed or lanes.size != 128 or columns.size is None or not columns.start.static or columns.stride != 1:
+            raise UnsupportedCall(f"a TMEM view takes all 128 lanes and a static range of columns; this is {view}", line)
+        return columns.start.const
+
+    # ---- equations -> steps ---------------------------------------------------------------------------------------------
+    def block(self, inputs: Sequence[Value], equations: Sequence[Equation], outputs: Sequence[Any] = ()) -> Block:
+        return Block(tuple(inputs), tuple(self.step(e) for e in equations), tuple(outputs))
+
+    def step(self, e: Equation) -> Step:
+        table = (self.generation, self.scope)
+        op = registry.lookup(e.op, table, e.line)
+        if e.op == "warp_map":
+            return Step(e, self.warp_roles(e))
+        rule = op.plan_rules.get(table)
+        try:
+            data = rule(self, e) if rule is not None else None
+        except MosaicGpuError as error:
+            if error.line is None:
+                error.line = e.line
+            raise
+        return Step(e, data, tuple(self.block(r.inputs, r.equations, r.outputs) for r in e.regions))
+
+    def warp_roles(self, e: Equation) -> tuple[Role, ...]:
+        """The roles of the four warps under `warp_map`."""
+        region = e.regions[0]
+        out = []
+        self.scope = Scope.WARP
+        try:
+            for s in roles.split(region.equations, None, 4, region.inputs[0]):
+                name = "warp" + ",".join(map(str, s.indices))
+                out.append(Role(name, Scope.WARP, s.indices, self.block(region.inputs, s.equations), {}, runs_on_one_thread(s.equations)))
+        finally:
+            self.scope = Scope.WARPGROUP
+        return tuple(out)
+
+
+def build_plan(program: Program, arch: str) -> Plan:
+    """Plan a program for `arch` ('sm_90a', 'sm_100a', 'sm_103a').  Every legality error is raised here."""
+    generation = Generation.of_arch(arch)
+    if not 1 <= program.num_threads <= 8:
+        raise UnsupportedCall(f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line)
+    splits = roles.split(program.body, program.thread_name, program.num_threads)
+    notes: list[str] = []
+    resolved: list[tuple[Split, tuple[Equation, ...]]] = []
+    for s in splits:
+        result = in_flight.resolve(s.equations)
+        notes += result.notes
+        resolved.append((s, result.equations))
+    names = [_name(s, program) for s in splits]
+    budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
+    resources = allocate(program, [(s.indices, e) for s, e in resolved])
+    ctx = PlanContext(program, generation, resources)
+    planned = []
+    for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
+        body = ctx.block((), equations)
+        single = runs_on_one_thread(equations)
+        layouts: dict[int, RegisterLayout] = infer(equations)
+        planned.append(Role(name, Scope.WARPGROUP, s.indices, body, layouts, single, budget.registers, budget.line))
+    check_budgets(budgets, program.num_threads)
+    return Plan(
+        program,
+        generation,
+        arch,
+        tuple(planned),
+        resources.buffers,
+        resources.barriers,
+        resources.named,
+        resources.tmem,
+        resources.shared_bytes,
+        resources.tmem_columns,
+        resources.tmem_address_offset,
+        tuple(ctx.maps),
+        tuple(ctx.pointers),
+        tuple(ctx.dims),
+        tuple(notes),
+    )
+
+
+def _name(s: Split, program: Program) -> str:
+    return f"{program.thread_name or 'warpgroup'}{','.join(map(str, s.indices))}"
+
+
+__all__ = ["PlanContext", "build_plan"]

@@ -1,0 +1,244 @@
+"""Shared memory, barriers, TMEM and register budgets: where everything goes, and whether it fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from ..errors import Line, RegisterBudgetError, ResourceExceeded, UnsupportedCall
+from ..layouts.shared import SharedLayout, itemsize, shared_layout
+from ..memory import BarrierInfo
+from ..ops.registry import Scope
+from ..program import Equation, Program, Value, View
+from .model import BarrierArray, NamedBarrierArray, SharedBuffer, TmemBuffer
+from .roles import uses_arrays
+
+SHARED_LIMIT = 232_448  # bytes a block may have on sm_90, sm_100 and sm_103 (CUDA guide, compute capabilities)
+TMEM_COLUMNS = 512
+ALIGNMENT = 1024  # the longest swizzle pattern
+NAMED_BARRIERS = 16
+
+
+@dataclasses.dataclass
+class Resources:
+    """Everything a block owns."""
+
+    buffers: dict[int, SharedBuffer]
+    barriers: dict[int, BarrierArray]
+    named: dict[int, NamedBarrierArray]
+    tmem: dict[int, TmemBuffer]
+    shared_bytes: int
+    tmem_columns: int
+    tmem_address_offset: int
+    first_free_named: int
+
+
+def allocations(program: Program) -> list[tuple[Value, Line | None, bool]]:
+    """(ref, line, shared by all warpgroups) of every buffer, scratch and scoped."""
+    out: list[tuple[Value, Line | None, bool]] = [(v, program.line, True) for v in program.scratch]
+
+    def visit(equations: Iterable[Equation], top: bool) -> None:
+        for e in equations:
+            scoped = e.op == "run_scoped"
+            if scoped:
+                collective = top or program.thread_name in e.param("collective_axes", ())
+                out.extend((v, e.line, collective) for v in e.regions[0].inputs)
+            for r in e.regions:
+                visit(r.equations, top and scoped)
+
+    visit(program.body, True)
+    return out
+
+
+def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]]) -> Resources:
+    """Assign addresses.  role_bodies: (warpgroups, equations) of each role, to see who arrives on what."""
+    wanted = allocations(program)
+    buffers: dict[int, SharedBuffer] = {}
+    named: dict[int, NamedBarrierArray] = {}
+    tmem: dict[int, TmemBuffer] = {}
+    layouts: list[tuple[Value, SharedLayout, Line | None]] = []
+    barrier_refs: list[tuple[Value, BarrierInfo]] = []
+    next_named, next_column = 1, 0
+    owners = _owners(role_bodies)
+    for ref, line, collective in wanted:
+        assert ref.space is not None
+        kind = ref.space.kind
+        if kind in ("smem", "barrier", "tmem") and not collective and len(owners.get(ref.id, ())) > 1:
+            raise UnsupportedCall(
+                f"run_scoped allocates {kind.upper()} in a role of {len(owners[ref.id])} warpgroups; it belongs to the block, so say that they share it: "
+                f"run_scoped(..., collective_axes={program.thread_name!r})",
+                line,
+            )
+        if kind == "smem":
+            layouts.append((ref, shared_layout(ref.shape, ref.dtype, ref.space, line), line))
+        elif kind == "barrier":
+            assert ref.space.barrier is not None
+            if math.prod(ref.shape) > 32:
+                raise ResourceExceeded(f"an array of {math.prod(ref.shape)} barriers: a role keeps one phase bit for each in one register, so 32 at most; use two arrays", line)
+            barrier_refs.append((ref, ref.space.barrier))
+        elif kind == "named_barrier":
+            assert ref.space.barrier is not None
+            count = math.prod(ref.shape)
+            named[ref.id] = NamedBarrierArray(ref, next_named, count, 128 * ref.space.barrier.num_arrivals)
+            next_named += count
+        elif kind == "tmem":
+            columns = _tmem_columns(ref, line)
+            tmem[ref.id] = TmemBuffer(ref, next_column, columns)
+            next_column += columns
+    offset = 0
+    for ref, layout, _ in sorted(layouts, key=lambda item: -min(ALIGNMENT, _alignment(item[1]))):
+        alignment = _alignment(layout)
+        offset = -(-offset // alignment) * alignment
+        buffers[ref.id] = SharedBuffer(ref, layout, offset)
+        offset += layout.nbytes
+    offset = -(-offset // 8) * 8
+    arrivals = _arrivals(role_bodies)
+    barriers: dict[int, BarrierArray] = {}
+    for ref, info in barrier_refs:
+        warpgroups, commits = arrivals.get(ref.id, (False, False))
+        unit = 4 if warpgroups and not commits and not info.collective_axes else 1
+        blocks = math.prod(program.cluster[program.cluster_names.index(a)] for a in info.collective_axes)
+        barriers[ref.id] = BarrierArray(ref, offset, math.prod(ref.shape), info, unit, info.num_arrivals * unit * blocks)
+        offset += 8 * math.prod(ref.shape)
+    tmem_offset = offset
+    if tmem:
+        offset += 8
+    _check_shared(offset, buffers, barriers, program)
+    if next_named + 1 > NAMED_BARRIERS:
+        table = ", ".join(f"{a.id}-{a.id + a.count - 1}: %{a.value.id}" for a in named.values())
+        raise ResourceExceeded(f"{next_named - 1} named barriers; a block has {NAMED_BARRIERS}, of which 0 is the whole block ({table})", program.line)
+    columns = 0
+    if tmem:
+        if next_column > TMEM_COLUMNS:
+            rows = "\n".join(f"  {b.columns:4d} columns  {b.value}" for b in tmem.values())
+            raise ResourceExceeded(f"{next_column} TMEM columns; an SM has {TMEM_COLUMNS}\n{rows}", program.line)
+        columns = max(32, 1 << (next_column - 1).bit_length())
+    return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, next_named)
+
+
+def _alignment(layout: SharedLayout) -> int:
+    return ALIGNMENT if layout.swizzle else 128
+
+
+def _tmem_columns(ref: Value, line: Line | None) -> int:
+    assert ref.space is not None
+    if len(ref.shape) != 2 or ref.shape[0] != 128 or itemsize(ref.dtype) != 4 or ref.space.packed or ref.space.collective:
+        raise UnsupportedCall(f"TMEM {ref.dtype}{list(ref.shape)}: this version has (128, columns) buffers of a 32-bit type", line)
+    return ref.shape[1]
+
+
+def _owners(role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]]) -> dict[int, tuple[int, ...]]:
+    """Which warpgroups open the scope that allocates a ref."""
+    out: dict[int, tuple[int, ...]] = {}
+
+    def visit(indices: tuple[int, ...], equations: Iterable[Equation]) -> None:
+        for e in equations:
+            for r in e.regions:
+                if e.op == "run_scoped":
+                    for v in r.inputs:
+                        out[v.id] = tuple(sorted({*out.get(v.id, ()), *indices}))
+                visit(indices, r.equations)
+
+    for indices, body in role_bodies:
+        visit(indices, body)
+    return out
+
+
+def _arrivals(role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]]) -> dict[int, tuple[bool, bool]]:
+    """By barrier: whether a whole warpgroup arrives on it (warp by warp), and whether the tensor core commits to it."""
+    out: dict[int, tuple[bool, bool]] = {}
+
+    def note(view: object, warpgroup: bool, commit: bool) -> None:
+        if isinstance(view, View) and view.space.kind == "barrier":
+            a, b = out.get(view.ref.id, (False, False))
+            out[view.ref.id] = (a or warpgroup, b or commit)
+
+    def visit(equations: Iterable[Equation], many_threads: bool) -> None:
+        for e in equations:
+            if e.op == "barrier_arrive":
+                note(e.operands[0], many_threads, False)
+            elif e.op in ("tcgen05_commit_arrive", "tcgen05_mma"):
+                note(e.operands[-1], False, True)
+            for r in e.regions:
+                visit(r.equations, many_threads and e.op != "warp_map")
+
+    for _, body in role_bodies:
+        visit(body, not runs_on_one_thread(body))
+    return out
+
+
+def runs_on_one_thread(equations: Sequence[Equation]) -> bool:
+    """Whether nothing here needs more than one thread: copies, barriers, scalars."""
+    from ..ops.registry import OPS
+
+    def fits(body: Iterable[Equation]) -> bool:
+        return all(e.op in OPS and OPS[e.op].issues_only and all(fits(r.equations) for r in e.regions) for e in body)
+
+    return fits(equations) and not uses_arrays(equations)
+
+
+def _check_shared(total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program) -> None:
+    if total <= SHARED_LIMIT:
+        return
+    rows = [f"  {b.layout.nbytes:7d} bytes  {b.value}" for b in buffers.values()] + [f"  {8 * b.count:7d} bytes  {b.value}" for b in barriers.values()]
+    raise ResourceExceeded(
+        f"the block needs {total} bytes of shared memory, {total - SHARED_LIMIT} more than the {SHARED_LIMIT} it can have\n" + "\n".join(rows), program.line
+    )
+
+
+# ---- registers ------------------------------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """A role's request: registers per thread, the action it was written with, its line; None: it makes none."""
+
+    registers: int | None
+    action: str | None
+    line: Line | None
+
+
+def budget_of(equations: Sequence[Equation]) -> Budget:
+    """The final request of a role, which every path must reach: at the top of the role, not in a loop or branch."""
+    found = Budget(None, None, None)
+    for e in equations:
+        if e.op == "set_max_registers":
+            found = Budget(e.param("registers"), e.param("action"), e.line)
+        elif e.op == "run_scoped":
+            inner = budget_of(e.regions[0].equations)
+            found = inner if inner.registers is not None else found
+        else:
+            for r in e.regions:
+                inner = budget_of(r.equations)
+                if inner.registers is not None:
+                    raise RegisterBudgetError("set_max_registers must be reached on every path of its role: move it out of the loop or branch", inner.line)
+    return found
+
+
+def entry_registers(warpgroups: int) -> int:
+    """Registers per thread that a block of so many warpgroups is launched with: 64 K shared out, in steps of 8, at most 255."""
+    return min(65536 // (128 * warpgroups) // 8 * 8, 255)
+
+
+def check_budgets(budgets: Sequence[tuple[str, tuple[int, ...], Budget]], warpgroups: int) -> None:
+    """The sum of the final budgets must fit the pool: registers at launch x warpgroups (PTX ISA 9.7.19.5)."""
+    if all(b.registers is None for _, _, b in budgets):
+        return
+    entry = entry_registers(warpgroups)
+    pool = entry * warpgroups
+    rows = []
+    total = 0
+    for name, indices, b in budgets:
+        final = b.registers if b.registers is not None else entry
+        total += final * len(indices)
+        rows.append(f"  {final:3d} x {len(indices)} warpgroup(s)  {name}" + (f"  {b.line}" if b.line else "  (keeps what it is launched with)"))
+        if b.registers is not None and b.action == "increase" and b.registers < entry:
+            raise RegisterBudgetError(f"set_max_registers({b.registers}, action='increase') is below the {entry} registers of the launch: write 'decrease'", b.line)
+        if b.registers is not None and b.action == "decrease" and b.registers > entry:
+            raise RegisterBudgetError(f"set_max_registers({b.registers}, action='decrease') is above the {entry} registers of the launch: write 'increase'", b.line)
+    if total > pool:
+        worst = max(budgets, key=lambda item: item[2].registers or 0)[2]
+        raise RegisterBudgetError(
+            f"the register budgets add up to {total} per thread position, but the block is launched with {entry} x {warpgroups} warpgroups = {pool}; "
+            f"the increase would wait for ever. Lower them by {total - pool}:\n" + "\n".join(rows),
+            worst.line,
+        )
