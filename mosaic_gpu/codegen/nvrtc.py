@@ -58,6 +58,9 @@ class Nvrtc:
         except (OSError, AttributeError) as error:
             raise ToolchainError(f"{path} could not be loaded as NVRTC: {error}") from error
         self.version = (major.value, minor.value)
+        # It looks for its companion on the loader's path only, where a wheel's folder is not.
+        beside = os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.{}.{}".format(*self.version))
+        self._builtins = ctypes.CDLL(beside) if os.path.isfile(beside) else None
 
     def __repr__(self) -> str:
         return f"Nvrtc({self.path!r}, {self.version[0]}.{self.version[1]})"

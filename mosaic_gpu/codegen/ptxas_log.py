@@ -1,8 +1,8 @@
 """What ptxas says while it assembles a kernel: resources of each function, and messages that mean lost speed.
 
 ptxas never refuses a badly ordered wgmma or an impossible ``setmaxnreg``: it serialises, injects waits, or drops the
-request, and says so in one line of the log. All of these carry a code C75xx; those that are known get an explanation,
-the others are kept word for word.
+request, and says so in one line of the log. All of these carry a code C75xx; those whose words are known get an
+explanation, the others are kept as they are.
 """
 
 from __future__ import annotations
@@ -15,71 +15,114 @@ from mosaic_gpu.codegen.nvrtc import locate
 
 Kind = Literal["setmaxnreg", "serialized", "injected", "other"]
 
-_SETMAXNREG = "The register budgets were dropped: every thread keeps the registers it was launched with. "
+_DROPPED = "The register budgets were dropped: every thread keeps the registers it was launched with. "
 _SERIALIZED = "Every wgmma of the function is now issued and waited for one at a time. "
-EXPLANATIONS: dict[str, tuple[Kind, str]] = {
-    "C7504": ("setmaxnreg", _SETMAXNREG + "The cubin was assembled as relocatable code (-rdc, nvJitLink)."),
-    "C7505": ("setmaxnreg", _SETMAXNREG + "The kernel was compiled for debugging (-G)."),
-    "C7506": ("setmaxnreg", _SETMAXNREG + "The kernel calls a function that is not in the same source."),
-    "C7507": (
+
+# Known by their words: from release to release the same code may stand for another message (C7519 does).
+_KNOWN: tuple[tuple[str, Kind, str], ...] = (
+    (
+        "'setmaxnreg' ignored to maintain compatibility across compilation units",  # C7504
         "setmaxnreg",
-        _SETMAXNREG + "A budget is too small for the code behind it; give that role more, or less to do.",
+        _DROPPED + "The cubin was assembled as relocatable code (-rdc, nvJitLink).",
     ),
-    "C7508": (
+    (
+        "'setmaxnreg' ignored to allow debugging",  # C7505
         "setmaxnreg",
-        _SETMAXNREG + "ptxas must know the registers at launch: __launch_bounds__ needs its second argument (1).",
+        _DROPPED + "The kernel was compiled for debugging (-G).",
     ),
-    "C7509": ("serialized", _SERIALIZED + "The function calls code outside this source (-rdc, -G)."),
-    "C7510": (
+    (
+        "'setmaxnreg' ignored to maintain compatibility into 'extern' call",
+        "setmaxnreg",
+        _DROPPED + "The kernel calls a function that is not in the same source.",
+    ),
+    (
+        "'setmaxnreg' ignored to maintain minimum register requirements",  # C7507
+        "setmaxnreg",
+        _DROPPED + "A budget is too small for the code behind it; give that role more, or less to do.",
+    ),
+    (
+        "'setmaxnreg' ignored; unable to determine register count at entry",  # C7508
+        "setmaxnreg",
+        _DROPPED + "ptxas must know the registers at launch: __launch_bounds__ needs its second argument (1).",
+    ),
+    (
+        "due to the presence of Extern calls",  # C7509
         "serialized",
-        _SERIALIZED + "A product is in flight across a function call (also printf, assert). Inline the function or "
-        "wait before the call.",
+        _SERIALIZED + "The function calls code outside this source (-rdc, -G).",
     ),
-    "C7511": (
+    (
+        "due to wgmma pipeline crossing function boundary",  # C7510
+        "serialized",
+        _SERIALIZED
+        + "A product is in flight across a function call (printf and assert are calls), or its kernel makes "
+        "one at all. Inline the function, or do without.",
+    ),
+    (
+        "due to insufficient register resources for the wgmma pipeline",  # C7511
         "serialized",
         _SERIALIZED + "The registers do not suffice for what is in flight together: an accumulator or an A operand "
         "would have to be copied. Shrink the tile, or wait before the tile is written.",
     ),
-    "C7512": (
+    (
+        "due to insufficient register resources for the function",  # C7512
         "serialized",
         _SERIALIZED + "The function has too few registers. Shrink the tile, raise the role's budget, or use fewer "
         "threads.",
     ),
-    "C7513": (
+    (
+        "due to non wgmma instructions defining input registers",  # C7513
         "serialized",
         _SERIALIZED + "An A operand in registers is written while a product that reads it may be in flight; a copy at "
         "the end of a loop (a loop carry) does this too. Write it below the wait, or use two tiles in turn.",
     ),
-    "C7514": (
+    (
+        "due to non wgmma instructions reading accumulator registers",  # C7514
         "serialized",
         _SERIALIZED + "An accumulator is read or rescaled while a product that writes it may be in flight, on some "
         "path to that point. Wait on every path first.",
     ),
-    "C7515": (
+    (
+        "due to non wgmma instructions defining accumulator registers",  # C7515
         "serialized",
-        _SERIALIZED + "An accumulator is set (filled, copied) between a fence and the product that uses it. Let the "
-        "first product overwrite it (scale-d 0), or set it before the fence and outside the loop.",
+        _SERIALIZED
+        + "An accumulator is set (filled, copied) before a loop that keeps products in flight from one pass "
+        "to the next. Let the first product overwrite it (scale-d 0) instead of filling it.",
     ),
-    "C7516": ("serialized", _SERIALIZED + "Fence, product, commit and wait are not in an order that ptxas can follow."),
-    "C7517": (
-        "injected",
-        "An accumulator is used where its product may still be in flight; ptxas put a wait for it there.",
+    (
+        "due to ill formed pipeline stage",
+        "serialized",
+        _SERIALIZED + "Fence, product, commit and wait are not in an order that ptxas can follow.",
     ),
-    "C7518": (
+    (
+        "dependence on compiler-inserted WG.DP",  # C7518
         "serialized",
         _SERIALIZED + "A wait would be needed on a path that only some threads take: the products in flight differ "
         "between paths that meet. Wait, or issue, on all of them alike, under conditions uniform over the warpgroup.",
     ),
-    "C7519": (
+    (
+        "dependence on compiler-inserted WG.AR",  # C7519 in CUDA 13, C7520 before
         "serialized",
         _SERIALIZED + "A fence would be needed on a path that only some threads take: a product lies in another block "
         "of code than its fence. Fence right before the product, under conditions uniform over the warpgroup.",
     ),
-}
-_BY_TEXT: tuple[tuple[str, Kind], ...] = (
-    ("'setmaxnreg' ignored", "setmaxnreg"),
-    ("are serialized due to", "serialized"),
-    ("is injected in", "injected"),
+    (
+        "wait is injected",  # C7517, CUDA 12 ("warpgroup.wait")
+        "injected",
+        "An accumulator is used where its product may still be in flight; ptxas put a wait for it there.",
+    ),
+    (
+        "wait_group is injected",  # C7517
+        "injected",
+        "An accumulator is used where its product may still be in flight; ptxas put a wait for it there.",
+    ),
+    (
+        "arrive is injected",  # C7519 in CUDA 12; CUDA 13 injects without a word
+        "injected",
+        "A product has no fence in its block of code; ptxas put one there.",
+    ),
+    ("'setmaxnreg' ignored", "setmaxnreg", ""),
+    ("instructions are serialized", "serialized", ""),
+    ("is injected", "injected", ""),
 )
 
 
@@ -166,8 +209,12 @@ def parse_log(log: str, ptx: str | None = None) -> PtxasLog:
 
 
 def _message(code: str, text: str, ptx: str | None) -> PtxasMessage:
-    by_text: Kind = next((kind for words, kind in _BY_TEXT if words in text), "other")
-    kind, explanation = EXPLANATIONS.get(code, (by_text, ""))
+    kind: Kind = "other"
+    explanation = ""
+    for words, kind_of_words, explanation_of_words in _KNOWN:
+        if words in text:
+            kind, explanation = kind_of_words, explanation_of_words
+            break
     function = re.search(r"\bfunction '([^']*)'", text)
     number = re.search(r"\bline (\d+)", text)
     place = locate(ptx, int(number[1])) if number and ptx else None
