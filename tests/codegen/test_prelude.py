@@ -1,0 +1,223 @@
+"""Every function of the prelude is compiled for the GPUs that have it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mosaic_gpu.codegen import prelude, sass
+from mosaic_gpu.codegen.nvrtc import compile_cuda
+from mosaic_gpu.codegen.tcgen05_text import REGISTERS_PER_REPEAT, Shape, repeats, tcgen05_transfer_template
+from mosaic_gpu.errors import IllegalInstruction
+
+# One call of each function, in a kernel with: u32 u[8], float f[4], u16 h[2], int i[4], `map` and a pointer `out`.
+CALLS: dict[str, list[str]] = {
+    "common": [
+        "u[0] = shared_address(memory)",
+        "i[0] = uniform(i[0])",
+        "i[1] = lane_index()",
+        "if (elect_one()) u[1] = 3",
+    ],
+    "mbarrier": [
+        "mbarrier_init(u[0], 1)",
+        "fence_mbarrier_init()",
+        "mbarrier_arrive(u[0])",
+        "mbarrier_arrive_count(u[0], 3)",
+        "mbarrier_expect_tx(u[0], 64)",
+        "mbarrier_arrive_expect_tx(u[0], 64)",
+        "mbarrier_arrive_cluster(u[0], 1)",
+        "mbarrier_wait(u[0], 0)",
+        "mbarrier_wait(u[0], 1)",
+        "u[1] += mbarrier_test(u[0], 0)",
+        "mbarrier_invalidate(u[0])",
+    ],
+    "barriers": [
+        "named_barrier_sync(3, 128)",
+        "named_barrier_arrive(i[0], 128)",
+        "cluster_arrive()",
+        "cluster_wait()",
+        "u[0] = cluster_rank()",
+        "u[1] = cluster_address(u[0], 1)",
+    ],
+    "fences": ["fence_proxy_async_shared()", "fence_proxy_async()", "fence_cluster()", "fence_gpu()"],
+    "registers": ["set_max_registers_decrease<40>()", "set_max_registers_increase<160>()"],
+    "math": [
+        "u[0] = pack_bf16x2(f[0], f[1])",
+        "u[1] = pack_f16x2(f[0], f[1])",
+        "f[0] = unpack_bf16_low(u[0]) + unpack_bf16_high(u[0])",
+        "f[1] = unpack_f16_low(u[1]) + unpack_f16_high(u[1])",
+        "h[0] = to_bf16(f[0])",
+        "f[2] = from_bf16(h[0])",
+        "h[1] = to_f16(f[1])",
+        "f[3] = from_f16(h[1])",
+        "u[2] = to_tf32(f[0])",
+        "h[0] = pack_e4m3x2(f[0], f[1])",
+        "u[3] = unpack_e4m3x2(h[0])",
+        "h[1] = pack_e5m2x2(f[0], f[1])",
+        "u[4] = unpack_e5m2x2(h[1])",
+        "f[0] = exp2_approx(f[0]) + exp2_full(f[1])",
+        "f[1] = log2_approx(f[0]) + log2_full(f[1])",
+        "f[2] = rcp_approx(f[0]) + rsqrt_approx(f[1]) + sqrt_approx(f[2]) + tanh_approx(f[3])",
+        "f[3] = max_plain(f[0], f[1]) + min_plain(f[1], f[2]) + max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
+        "i[0] = ceil_div(i[0], 7) + floor_div(i[1], i[2]) + floor_mod(i[1], i[2])",
+        "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
+    ],
+    "matrix": [
+        f"{kind}matrix_x{count}{trans}({registers})"
+        for count in (1, 2, 4)
+        for trans in ("", "_trans")
+        for kind, registers in (
+            ("ld", ", ".join([f"u[{j}]" for j in range(count)] + ["u[7]"])),
+            ("st", ", ".join(["u[7]"] + [f"u[{j}]" for j in range(count)])),
+        )
+    ],
+    "wgmma": [
+        "wgmma_fence()",
+        "wgmma_commit()",
+        "wgmma_wait<1>()",
+        "fence_register(f[0])",
+        "fence_register(u[0])",
+        "wgmma_wait<0>()",
+    ],
+    "tma": [
+        "tma_prefetch_descriptor(&map)",
+        *(
+            call
+            for rank in range(1, 6)
+            for at in [", ".join(f"i[{j % 4}]" for j in range(rank))]
+            for call in (
+                f"tma_load_{rank}d(u[0], &map, u[1], {at})",
+                f"tma_load_multicast_{rank}d(u[0], &map, u[1], {at}, h[0])",
+                f"tma_store_{rank}d(&map, u[0], {at})",
+                f"tma_reduce_add_{rank}d(&map, u[0], {at})",
+            )
+        ),
+        "bulk_load(u[0], out, 64, u[1])",
+        "bulk_store(out, u[0], 64)",
+        "bulk_reduce_add_f32(out, u[0], 64)",
+        "tma_store_commit()",
+        "tma_store_wait_read<1>()",
+        "tma_store_wait<0>()",
+    ],
+    "tcgen05": [
+        "tmem_alloc<64, GROUP>(u[0])",
+        "tmem_relinquish<GROUP>()",
+        *(
+            f"tcgen05_mma_{kind}_{a}<GROUP>(u[0], {'wide' if a == 'ss' else 'u[1]'}, wide, u[2], u[3])"
+            for kind in ("f16", "tf32", "f8", "i8")
+            for a in ("ss", "ts")
+        ),
+        "tcgen05_commit<GROUP>(u[4])",
+        "tcgen05_commit_multicast<GROUP>(u[4], h[0])",
+        "tcgen05_fence_before()",
+        "tcgen05_fence_after()",
+        "tcgen05_wait_load()",
+        "tcgen05_wait_store()",
+        "tmem_dealloc<64, GROUP>(u[0])",
+    ],
+}
+HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
+ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL}
+
+
+def kernel(piece: str, calls: list[str], group: int = 1) -> str:
+    # A branch on a value unknown at compile time around each: none may be dropped, order does not matter.
+    body = "\n".join(f"  if (out[{number}]) {{ {call}; }}" for number, call in enumerate(calls))
+    return f"""{prelude.prelude(piece)}
+#line 1 "/test.cu"
+constexpr int GROUP = {group};
+extern "C" __global__ void __launch_bounds__(384, 1) k(const __grid_constant__ TensorMap map, u32* out, u64 wide) {{
+  __shared__ __align__(128) unsigned char memory[256];
+  u32 u[8]; float f[4]; u16 h[2]; int i[4];
+  for (int j = 0; j < 8; j++) u[j] = out[j];
+  for (int j = 0; j < 4; j++) {{ f[j] = __uint_as_float(out[j + 8]); i[j] = out[j + 12]; h[j / 2] = (u16)out[j + 16]; }}
+{body}
+  u32 sum = memory[0];
+  for (int j = 0; j < 8; j++) sum += u[j];
+  for (int j = 0; j < 4; j++) sum += __float_as_uint(f[j]) + i[j] + h[j / 2];
+  out[threadIdx.x] = sum;
+}}"""
+
+
+@pytest.mark.parametrize("piece", CALLS)
+def test_every_function_is_called_below(piece: str) -> None:
+    called = set(re.findall(r"\b([a-z]\w+?)(?:<[\w, ]+>)?\(", " ".join(CALLS[piece])))
+    assert prelude.functions(piece) <= called
+
+
+def test_every_piece_is_tested() -> None:
+    assert {name for name in prelude.PIECES if not re.match("tcgen05_(load|store)_", name)} == set(CALLS)
+
+
+@pytest.mark.parametrize(
+    ("piece", "arch"), [(piece, arch) for piece in CALLS for arch in ARCHES.get(piece, HOPPER + BLACKWELL)]
+)
+def test_compiles(piece: str, arch: str) -> None:
+    # The GB300 dropped integer products.
+    calls = [call for call in CALLS[piece] if not (arch == "sm_103a" and "_i8_" in call)]
+    compile_cuda(kernel(piece, calls), arch=arch, name="/test.cu")
+
+
+def test_compiles_for_pairs_of_blocks() -> None:
+    compile_cuda(kernel("tcgen05", CALLS["tcgen05"], group=2), arch="sm_100a", name="/test.cu")
+
+
+def test_instructions_reach_the_cubin() -> None:
+    compiled = compile_cuda(kernel("tma", CALLS["tma"]), arch="sm_90a", name="/test.cu")
+    counts = sass.read_cubin(compiled.cubin)[0].counts()
+    assert (counts["UTMALDG"], counts["UTMASTG"], counts["UTMAREDG"]) == (10, 5, 5)
+    assert counts["UBLKCP"] >= 2 and counts["UBLKRED"] == 1 and counts["UTMACMDFLUSH"] == 1
+
+    compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
+    counts = sass.read_cubin(compiled.cubin)[0].counts()
+    assert counts["UTCHMMA"] == 4 and counts["UTCQMMA"] == 2 and counts["UTCIMMA"] == 2 and counts["UTCBAR"] == 2
+
+
+@pytest.mark.parametrize("shape", REGISTERS_PER_REPEAT)
+def test_tensor_memory_transfers(shape: Shape) -> None:
+    counts = repeats(shape)
+    body = ""
+    for count in counts:
+        registers = count * REGISTERS_PER_REPEAT[shape]
+        body += f"""
+  if (out[{count}]) {{
+    u32 r[{registers}];
+    tcgen05_load_{shape}<{count}>(r, out[0]);
+    asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+    tcgen05_store_{shape}<{count}>(out[1], r);
+  }}"""
+    text = prelude.prelude(f"tcgen05_load_{shape}", f"tcgen05_store_{shape}")
+    source = f'{text}\nextern "C" __global__ void __launch_bounds__(128, 1) k(u32* out) {{{body}\n}}'
+    found = sass.read_cubin(compile_cuda(source, arch="sm_100a", name="/test.cu").cubin)[0]
+    assert found.counts()["LDTM"] == found.counts()["STTM"] == len(counts)
+    assert found.spills == 0
+
+
+def test_tensor_memory_transfer_that_does_not_exist() -> None:
+    with pytest.raises(IllegalInstruction, match="16x256b has no x64"):
+        tcgen05_transfer_template("load", "16x256b", (64,))
+
+
+def test_wait_is_one_tight_loop() -> None:
+    source = prelude.prelude("mbarrier") + 'extern "C" __global__ void k(u32 bar) { mbarrier_wait(bar, 1); }'
+    function = sass.read_cubin(compile_cuda(source, arch="sm_90a", name="/test.cu").cubin)[0]
+    assert [len(loop.body) for loop in function.loops] == [2]
+
+
+def test_prelude_for_takes_what_is_used() -> None:
+    text = prelude.prelude_for("mbarrier_wait(bar, 0); tcgen05_load_32x32b<32>(r, t);")
+    assert "mbarrier_wait" in text and "tcgen05_load_32x32b<32>" in text and "DI u32 shared_address" in text
+    assert "tma_load" not in text and "tcgen05_store" not in text
+
+
+def test_prelude_needs_nothing_else() -> None:
+    text = prelude.prelude()
+    assert "#include" not in text and "<cstdint>" not in text
+    for name in prelude.PIECES:
+        assert text.count(f'"{prelude.source_name(name)}"') == 1
+
+
+def test_an_unknown_piece_is_named() -> None:
+    with pytest.raises(KeyError, match="nonsense"):
+        prelude.prelude("nonsense")
