@@ -1,0 +1,175 @@
+"""Global and shared memory: bytes, which of them were written, and views of them as arrays."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import OutOfBounds, UninitializedRead
+from ..layouts.shared import SharedLayout, itemsize
+from ..ops.elementwise import numpy_dtype
+from ..program import Affine, View
+
+Array = npt.NDArray[Any]
+Evaluate = Callable[[Affine], int]
+UNSIGNED: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
+WRITTEN = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
+POISON_INT = 0xAB  # each byte of an integer that nobody wrote
+POISON_FLOAT = 0xFF  # a NaN in every floating type
+
+
+def poison_byte(dtype: str) -> int:
+    kind = numpy_dtype(dtype).kind
+    return 1 if kind == "b" else POISON_INT if kind in "iu" else POISON_FLOAT
+
+
+class GlobalArray:
+    """An array in global memory, row-major.  written: which elements hold data; None: all do (an input)."""
+
+    def __init__(self, name: str, data: Array, written: npt.NDArray[np.bool_] | None) -> None:
+        self.name, self.data, self.written = name, data, written
+        self.bytes = data.reshape(-1).view(np.uint8)
+
+    @staticmethod
+    def of_input(name: str, array: Array) -> GlobalArray:
+        return GlobalArray(name, np.array(array, order="C", copy=True), None)
+
+    @staticmethod
+    def of_output(name: str, shape: tuple[int, ...], dtype: str, poison: bool) -> GlobalArray:
+        size = math.prod(shape) * itemsize(dtype)
+        raw = np.full(size, poison_byte(dtype) if poison else 0, np.uint8)
+        data = raw.view(numpy_dtype(dtype)).reshape(shape)
+        return GlobalArray(name, data, np.zeros(shape, np.bool_) if poison else None)
+
+    def strided(self, start: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """Elements start + sum of i * steps (in elements) as a writable view, and the same of `written`."""
+        size = self.data.dtype.itemsize
+        last = start + sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
+        if start < 0 or last >= self.data.size:
+            bad = start if start < 0 else last
+            raise OutOfBounds(f"a copy touches element {bad} of {self.name}, which has {self.data.size}")
+        # Through uint8: the extension types of ml_dtypes do not export the buffer protocol.
+        view: Array = np.ndarray(shape, self.data.dtype, self.bytes.data, start * size, [s * size for s in steps])
+        if self.written is None:
+            return view, None
+        return view, np.ndarray(shape, np.bool_, self.written.reshape(-1).data, start, list(steps))
+
+    def check_written(self, mask: Array | None) -> None:
+        if mask is not None and not mask.all():
+            bad = int(mask.size - mask.sum())
+            raise UninitializedRead(f"{self.name} is read before it is written ({bad} of {mask.size} elements)")
+
+    def load(self, view: View, evaluate: Evaluate) -> Array:
+        """The view's elements; what lies past the array's end is zero."""
+        index, inside, shape = self._clip(view, evaluate)
+        part = self.data[index]
+        if self.written is not None:
+            self.check_written(self.written[index])
+        if part.shape != shape:
+            whole = np.zeros(shape, self.data.dtype)
+            whole[inside] = part
+            part = whole
+        return part.transpose(view.permutation).copy()
+
+    def store(self, view: View, evaluate: Evaluate, x: Array) -> None:
+        """Write the view's elements; what lies past the array's end is dropped."""
+        index, inside, shape = self._clip(view, evaluate)
+        x = np.broadcast_to(x, view.shape).transpose(np.argsort(view.permutation))
+        self.data[index] = x[inside]
+        if self.written is not None:
+            self.written[index] = True
+
+    def _clip(
+        self, view: View, evaluate: Evaluate
+    ) -> tuple[tuple[int | slice, ...], tuple[slice, ...], tuple[int, ...]]:
+        """(index of what exists, where that lies in the tile, the tile's shape in the array's order of dimensions)."""
+        index: list[int | slice] = []
+        inside: list[slice] = []
+        shape: list[int] = []
+        for axis, (d, n) in enumerate(zip(view.dims, self.data.shape, strict=True)):
+            start = evaluate(d.start)
+            if start < 0 or (d.size is None and start >= n):
+                raise OutOfBounds(f"index {start} along axis {axis} of {self.name}, whose shape is {self.data.shape}")
+            if d.size is None:
+                index.append(start)
+                continue
+            count = min(d.size, max(0, -(-(n - start) // d.stride)))
+            index.append(slice(start, start + count * d.stride, d.stride))
+            inside.append(slice(0, count))
+            shape.append(d.size)
+        return tuple(index), tuple(inside), tuple(shape)
+
+
+class SharedMemory:
+    """The dynamic shared memory of a block as bytes, and which of them were written.
+
+    It starts at an address that is a multiple of 1024, so that offsets have the address bits that swizzles act on.
+    """
+
+    def __init__(self, nbytes: int, poison: bool) -> None:
+        size = -(-max(nbytes, 1024) // 1024) * 1024
+        self.nbytes = nbytes
+        self.data = np.full(size, POISON_FLOAT if poison else 0, np.uint8)
+        self.written = np.full(size, 0 if poison else 1, np.uint8)
+        self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
+        self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
+        self.chunks, self.chunk_marks = self.data.reshape(-1, 16), self.written.reshape(-1, 16)
+
+    def read(self, index: Array, size: int, what: Callable[[], str]) -> Array:
+        """Raw unsigned elements of `size` bytes at element indices (byte address / size)."""
+        marks = self.marks[size][index]
+        if not (marks == WRITTEN[size]).all():
+            bad = f"{int((marks != WRITTEN[size]).sum())} of {marks.size} elements"
+            raise UninitializedRead(f"{what()}: reads shared memory that nothing has written, {bad}")
+        return self.raw[size][index]
+
+    def write(self, index: Array, size: int, raw: Array) -> None:
+        self.raw[size][index] = raw
+        self.marks[size][index] = WRITTEN[size]
+
+
+@functools.lru_cache(maxsize=256)
+def element_offsets(layout: SharedLayout) -> Array:
+    """Byte offset of each element of a buffer; shared by all who ask, so not to be written."""
+    offsets = layout.byte_offsets()
+    offsets.setflags(write=False)
+    return offsets
+
+
+def shared_index(view: View, layout: SharedLayout, offset: int, evaluate: Evaluate) -> Array:
+    """Element index (byte address / item size) of each element of a view of a buffer at `offset`."""
+    index: list[int | slice] = []
+    for axis, (d, n) in enumerate(zip(view.dims, layout.shape, strict=True)):
+        start = evaluate(d.start)
+        last = start + ((d.size or 1) - 1) * d.stride
+        if start < 0 or last >= n:
+            bad = start if start < 0 else last
+            raise OutOfBounds(f"{describe(view)}: index {bad} along axis {axis} of a buffer of shape {layout.shape}")
+        index.append(start if d.size is None else slice(start, last + 1, d.stride))
+    picked = np.asarray(element_offsets(layout)[tuple(index)]).transpose(view.permutation)
+    return (picked + offset) // layout.itemsize
+
+
+def describe(view: View) -> str:
+    """A view as messages call it."""
+    return f"{view.dtype}{list(view.shape)} of {view.ref}"
+
+
+def to_raw(x: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Values as unsigned integers of the dtype's size, in `shape`."""
+    exact: Array = np.ascontiguousarray(np.broadcast_to(np.asarray(x).astype(numpy_dtype(dtype), copy=False), shape))
+    return exact.view(np.dtype(UNSIGNED[itemsize(dtype)])).reshape(shape)
+
+
+def from_raw(raw: Array, dtype: str) -> Array:
+    return np.ascontiguousarray(raw).view(numpy_dtype(dtype)).reshape(raw.shape)

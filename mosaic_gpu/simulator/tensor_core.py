@@ -1,0 +1,219 @@
+"""Tensor cores: operands gathered from shared memory through matrix descriptors, products, tensor memory.
+
+The descriptors are the words that the emitted kernel would hold.  They are decoded field by field, and the elements are
+found by leading and stride byte offsets and the XOR on address bits, as the hardware does it (PTX ISA 9.7.15.5.1 and
+9.7.16.3 to 9.7.16.5).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UninitializedRead
+from ..layouts.operands import Descriptor, SharedOperand, decode_descriptor, descriptor_high, descriptor_low
+from ..layouts.shared import itemsize, swizzled
+from ..ops.elementwise import numpy_dtype
+from .barriers import Arrival, MBarrier
+from .memory import UNSIGNED, Array, SharedMemory
+from .scheduler import Blocked, Steps
+
+if TYPE_CHECKING:
+    from ..ops.tcgen05 import Tcgen05Plan
+
+TYPE_CODES = {"f16": {0: "float16", 1: "bfloat16"}, "f8f6f4": {0: "float8_e4m3fn", 1: "float8_e5m2"}}
+ACCUMULATOR_CODES = {0: "float16", 1: "float32", 2: "int32"}
+
+
+# ---- from descriptors to elements -----------------------------------------------------------------------------------
+def instruction_addresses(d: Descriptor, rows: int, size: int, mn_major: bool) -> Array:
+    """Byte address of each element [mn, k] that one MMA instruction reads: `rows` of M or N, 32 bytes of K."""
+    mn = np.arange(rows)[:, None]
+    k = np.arange(32 // size)[None, :]
+    per_chunk = 16 // size
+    if d.swizzle and not mn_major:
+        linear = mn // 8 * d.stride + mn % 8 * d.swizzle + k * size
+    elif d.swizzle:
+        per_row = d.swizzle // size
+        linear = mn // per_row * d.leading + mn % per_row * size + k // 8 * d.stride + k % 8 * d.swizzle
+    elif not mn_major:
+        linear = mn // 8 * d.stride + mn % 8 * 16 + k // per_chunk * d.leading + k % per_chunk * size
+    else:  # without a swizzle the two offsets change their roles
+        linear = mn // per_chunk * d.stride + mn % per_chunk * size + k // 8 * d.leading + k % 8 * 16
+    return swizzled(d.address + linear, d.swizzle)
+
+
+@functools.lru_cache(maxsize=512)
+def operand_index(operand: SharedOperand, base: int, rows: int, mn_major: bool, tcgen05: bool) -> Array:
+    """Element index (byte address / item size) of each element [mn, k] of an operand that starts at byte `base`.
+
+    rows: of M or N in one instruction; an operand with more of them takes one instruction after the other.
+    """
+    high = descriptor_high(operand, tcgen05)
+    parts = []
+    for row in range(0, operand.rows, rows):
+        columns = []
+        for step in range(operand.k // operand.k_per_instruction):
+            address = base + operand.row_offset(row) + operand.k_offset(step)
+            d = decode_descriptor(high << 32 | descriptor_low(operand, address))
+            if d.version != int(tcgen05):
+                raise IllegalInstruction(f"this tensor core does not read matrix descriptors of version {d.version}")
+            columns.append(instruction_addresses(d, rows, operand.itemsize, mn_major))
+        parts.append(np.concatenate(columns, axis=1))
+    index: Array = np.concatenate(parts, axis=0) // operand.itemsize
+    index.setflags(write=False)
+    return index
+
+
+def gather(
+    shared: SharedMemory, operand: SharedOperand, base: int, rows: int, mn_major: bool, dtype: str, tcgen05: bool
+) -> Array:
+    """The operand [mn, k] as numbers that hold its values exactly."""
+    index = operand_index(operand, base, rows, mn_major, tcgen05)
+    if (index.max() + 1) * operand.itemsize > shared.data.size:
+        end = (int(index.max()) + 1) * operand.itemsize
+        raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
+    return exact(shared.read(index, operand.itemsize, lambda: "an MMA"), dtype)
+
+
+def exact(raw: Array, dtype: str) -> Array:
+    """Raw elements as the tensor core sees them, in float32 (integers: float64): every operand type fits exactly."""
+    if dtype == "bfloat16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "float32":  # tf32: the low 13 bits are not read
+        return (raw & np.uint32(0xFFFFE000)).view(np.float32)
+    if raw.dtype.itemsize == 1:
+        return _byte_values(dtype)[raw]
+    wide: Array = raw.view(numpy_dtype(dtype)).astype(np.float32)
+    return wide
+
+
+@functools.cache
+def _byte_values(dtype: str) -> Array:
+    kind = np.dtype(np.float64 if dtype in ("int8", "uint8") else np.float32)
+    values: Array = np.arange(256, dtype=np.uint8).view(numpy_dtype(dtype)).astype(kind)
+    return values
+
+
+def register_operand(x: Array, dtype: str) -> Array:
+    """An A operand in registers, as `exact` gives one in shared memory."""
+    x = np.ascontiguousarray(x)
+    return exact(x.view(UNSIGNED[x.dtype.itemsize]), dtype)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: str) -> Array:
+    """acc + a @ b.T (acc None: zero), a [m, k] and b [n, k] from `exact`, as a new array of acc_type.
+
+    float32: one sum over all of K, as the hardware's order is not specified.  float16: rounded after each instruction.
+    int32: exact, wraps.
+    """
+    with np.errstate(all="ignore"):
+        if acc_type == "int32":
+            total = (a @ b.T).astype(np.int64) + (0 if acc is None else acc)
+            return total.astype(np.int32)
+        if acc_type == "float32":
+            product: Array = np.matmul(a, b.T, dtype=np.float32)
+            return product if acc is None else np.add(acc, product, dtype=np.float32)
+        for k in range(0, a.shape[1], k_step):
+            product = a[:, k : k + k_step] @ b[:, k : k + k_step].T
+            acc = (product if acc is None else product + acc.astype(np.float32)).astype(np.float16)
+        assert acc is not None
+        return acc
+
+
+# ---- tcgen05 --------------------------------------------------------------------------------------------------------
+class TensorMemory:
+    """128 lanes x 512 columns of 32 bits."""
+
+    def __init__(self, poison: bool) -> None:
+        self.cells = np.full((128, 512), np.nan if poison else 0, np.float32)
+        self.written = np.full((128, 512), not poison, np.bool_)
+
+    def load(self, column: int, columns: int, what: str = "async_load_tmem") -> Array:
+        part = np.s_[:, column : column + columns]
+        if not self.written[part].all():
+            where = f"columns {column} to {column + columns - 1}"
+            raise UninitializedRead(f"{what} reads tensor memory that no MMA has written: {where}")
+        return self.cells[part].copy()
+
+    def store(self, column: int, x: Array) -> None:
+        part = np.s_[:, column : column + x.shape[1]]
+        self.cells[part] = x
+        self.written[part] = True
+
+
+@dataclasses.dataclass
+class Mma:
+    """An issued tcgen05.mma; addresses are bytes in shared memory, column is the first in tensor memory."""
+
+    plan: Tcgen05Plan
+    a: int
+    b: int
+    column: int
+    accumulate: bool
+    line: Line | None
+
+
+@dataclasses.dataclass
+class Commit:
+    """Arrives once all before it is done."""
+
+    barrier: MBarrier
+    arrival: Arrival
+
+
+class TensorCore:
+    """The fifth-generation tensor core of a block: one MMA or commit at each of its turns, in order of issue."""
+
+    def __init__(self, shared: SharedMemory, poison: bool) -> None:
+        self.shared = shared
+        self.memory = TensorMemory(poison)
+        self.queue: collections.deque[Mma | Commit] = collections.deque()
+
+    def run(self) -> Steps:
+        while True:
+            yield Blocked(lambda: bool(self.queue), lambda: "no MMA is queued")
+            item = self.queue.popleft()
+            if isinstance(item, Commit):
+                item.barrier.arrive(item.arrival)
+                continue
+            try:
+                self.multiply(item)
+            except MosaicGpuError as e:
+                e.line = e.line or item.line
+                raise
+
+    def multiply(self, mma: Mma) -> None:
+        """The MMA as its instruction descriptor says (PTX ISA 9.7.16.4.2)."""
+        plan, idesc = mma.plan, mma.plan.idesc
+        codes = TYPE_CODES[plan.kind]
+        a_type, b_type = codes[idesc >> 7 & 7], codes[idesc >> 10 & 7]
+        n, m = (idesc >> 17 & 0x3F) << 3, (idesc >> 24 & 0x1F) << 4
+        if m != 128 or (n, m) != (plan.n, plan.m) or ACCUMULATOR_CODES[idesc >> 4 & 3] != "float32":
+            raise IllegalInstruction(
+                f"tcgen05.mma with m = {m}, n = {n}, accumulator code {idesc >> 4 & 3}; "
+                f"the plan says {plan.m} x {plan.n}, float32"
+            )
+        a = gather(self.shared, plan.a, mma.a, m, bool(idesc >> 15 & 1), a_type, True)
+        b = gather(self.shared, plan.b, mma.b, n, bool(idesc >> 16 & 1), b_type, True)
+        acc = self.memory.load(mma.column, n, "tcgen05_mma(accumulate=True)") if mma.accumulate else None
+        self.memory.store(mma.column, multiply_add(acc, a, b, 32 // itemsize(a_type), "float32"))
+
+
+@dataclasses.dataclass
+class Accumulator:
+    """A wgmma accumulator in registers.  fresh: nothing has been written, so a 'dynamic' wgmma overwrites it."""
+
+    data: Array
+    fresh: bool = True
+    owners: int = 0  # wgmma groups in flight that write it
+
+
+def accumulator(shape: tuple[int, ...], dtype: str) -> Accumulator:
+    zeros: Array = np.zeros(shape, numpy_dtype(dtype))
+    return Accumulator(zeros)

@@ -1,0 +1,156 @@
+"""The TMA engine of a block: boxes of a tensor map between global and shared memory (PTX ISA 5.5 and 9.7.9.27).
+
+It works as the hardware does, from the descriptor's dimensions, strides, box and swizzle and from absolute addresses in
+shared memory.  `SharedLayout` is not consulted, so a plan that disagrees with itself comes out as wrong numbers.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from ..errors import IllegalInstruction, Line, MosaicGpuError, UninitializedRead
+from ..layouts.shared import itemsize
+from ..plan.model import TensorMapPlan
+from ..plan.tma import tensor_map_arguments
+from .barriers import MBarrier
+from .memory import Array, GlobalArray, SharedMemory
+from .scheduler import Blocked, Steps
+
+
+@dataclasses.dataclass
+class Load:
+    """A box on its way to shared memory; destinations: memory of each block, and the barrier that counts its bytes."""
+
+    map: TensorMapPlan
+    coordinates: tuple[int, ...]
+    address: int
+    destinations: tuple[tuple[SharedMemory, MBarrier], ...]
+    line: Line | None
+
+
+@dataclasses.dataclass
+class Store:
+    """A box on its way to global memory."""
+
+    map: TensorMapPlan
+    coordinates: tuple[int, ...]
+    address: int
+    line: Line | None
+    read: bool = False
+    done: bool = False
+
+
+@dataclasses.dataclass
+class Group:
+    """A bulk group of stores."""
+
+    stores: list[Store]
+
+    def finished(self, read_only: bool) -> bool:
+        return all(s.read if read_only else s.done for s in self.stores)
+
+
+class TmaEngine:
+    """Works one box off at each of its turns, in order of issue."""
+
+    def __init__(self, arrays: list[GlobalArray], shared: SharedMemory) -> None:
+        self.arrays, self.shared = arrays, shared
+        self.queue: collections.deque[Load | Store] = collections.deque()
+
+    def run(self) -> Steps:
+        while True:
+            yield Blocked(lambda: bool(self.queue), lambda: "no copy is queued")
+            copy = self.queue.popleft()
+            try:
+                if isinstance(copy, Load):
+                    self._load(copy)
+                else:
+                    data = self._read_shared(copy)
+                    copy.read = True
+                    yield None
+                    self._write_global(copy, data)
+                    copy.done = True
+            except MosaicGpuError as e:
+                e.line = e.line or copy.line
+                raise
+
+    def _load(self, copy: Load) -> None:
+        data = read_box(self.arrays[copy.map.input], copy.map, copy.coordinates)
+        chunks = chunk_index(copy.address, data.nbytes, copy.map.swizzle)
+        raw = data.reshape(-1).view(np.uint8).reshape(-1, 16)
+        for shared, barrier in copy.destinations:
+            shared.chunks[chunks] = raw
+            shared.chunk_marks[chunks] = 1
+            barrier.loaded_phase, barrier.loaded_line = barrier.phase, copy.line
+            barrier.complete_tx(data.nbytes)
+
+    def _read_shared(self, copy: Store) -> Array:
+        m = copy.map
+        chunks = chunk_index(copy.address, box_bytes(m), m.swizzle)
+        if not self.shared.chunk_marks[chunks].all():
+            raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
+        data = self.shared.chunks[chunks].reshape(-1).view(self.arrays[m.input].data.dtype)
+        return data.reshape(m.box[::-1])
+
+    def _write_global(self, copy: Store, data: Array) -> None:
+        array = self.arrays[copy.map.input]
+        found = box_part(array, copy.map, copy.coordinates)
+        if found is not None:
+            inside, part, mask = found
+            part[...] = data[inside]
+            if mask is not None:
+                mask[...] = True
+
+
+def box_bytes(m: TensorMapPlan) -> int:
+    return math.prod(m.box) * itemsize(m.dtype)
+
+
+def box_part(
+    array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]
+) -> tuple[tuple[slice, ...], Array, Array | None] | None:
+    """What of a box exists in the array, None for nothing: where in the box (outermost first), elements, `written`."""
+    size = itemsize(m.dtype)
+    dims, strides = tensor_map_arguments(m, array.data.shape, size)
+    steps = (1, *(s // size for s in strides))
+    inside, shape, start = [], [], 0
+    for c, extent, n, step in zip(coordinates, m.box, dims, steps, strict=True):
+        low, high = max(0, -c), min(extent, n - c)
+        if high <= low:
+            return None
+        inside.append(slice(low, high))
+        shape.append(high - low)
+        start += (c + low) * step
+    part, mask = array.strided(start, tuple(shape[::-1]), tuple(steps[::-1]))
+    return tuple(inside[::-1]), part, mask
+
+
+def read_box(array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]) -> Array:
+    """A box, outermost dimension first; zero where the array has no such element."""
+    found = box_part(array, m, coordinates)
+    shape = m.box[::-1]
+    if found is not None and found[1].shape == shape:
+        array.check_written(found[2])
+        return np.ascontiguousarray(found[1])
+    data = np.zeros(shape, array.data.dtype)
+    if found is not None:
+        array.check_written(found[2])
+        data[found[0]] = found[1]
+    return data
+
+
+@functools.lru_cache(maxsize=1024)
+def chunk_index(address: int, nbytes: int, swizzle: int) -> Array:
+    """The 16-byte chunk of shared memory where each chunk of a packed box goes."""
+    if address % 128:
+        raise IllegalInstruction(f"TMA: shared memory address {address} is not a multiple of 128")
+    if nbytes % 16:
+        raise IllegalInstruction(f"TMA: a box of {nbytes} bytes is not a multiple of 16")
+    linear = address // 16 + np.arange(nbytes // 16)
+    # Address bits from 4 on (3 of them for 128 B, 2 for 64 B, 1 for 32 B) are XORed with those from 7 on.
+    return linear ^ (linear >> 3 & swizzle // 16 - 1) if swizzle else linear
