@@ -91,7 +91,7 @@ def _from_disk_or_compiler(key: str, source: str, arch: str, name: str, extra_op
         return CacheResult(stored, True)
     # One lock file for each first byte of the key: few files, and unrelated kernels seldom wait for each other.
     with filelock.FileLock(folder / f"{key[:2]}.lock") if folder else threading.Lock():
-        if path and (stored := _read(path)):  # another process was faster
+        if path and (stored := _read(path, complain=True)):  # another process was faster
             return CacheResult(stored, True)
         compiled = compile_cuda(source, arch=arch, name=name, extra_options=extra_options)
         with _guard:
@@ -151,7 +151,7 @@ def _write(path: Path, compiled: Compiled) -> None:
         _log.warning("the cubin cache could not keep %s: %s", path, error)
 
 
-def _read(path: Path) -> Compiled | None:
+def _read(path: Path, complain: bool = False) -> Compiled | None:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -162,7 +162,8 @@ def _read(path: Path) -> Compiled | None:
     start = len(_MAGIC) + hashlib.sha256().digest_size
     content = data[start:]
     if data[:start] != _MAGIC + hashlib.sha256(content).digest():
-        _log.warning("the cubin cache entry %s is damaged; it is compiled again", path)
+        if complain:
+            _log.warning("the cubin cache entry %s is damaged; it is compiled again", path)
         return None
     header, _, cubin = zlib.decompress(content).partition(b"\n")
     fields = json.loads(header)

@@ -122,12 +122,12 @@ def check(report: ResourceReport, requested_budgets: Sequence[tuple[str, int]], 
     """Refuses a kernel whose cubin does not keep the budgets that were asked for (see `check_sum` for the argument)."""
     asked = {value for _, value in requested_budgets}
     kept = {budget.requested for budget in report.budgets}
-    if missing := asked - kept:
-        reasons = [str(message) for message in report.messages if message.kind == "setmaxnreg"]
+    dropped = " ".join(str(message) for message in report.messages if message.kind == "setmaxnreg")
+    if missing := asked - kept or (asked if dropped else set()):
         roles = _roles(requested_budgets, missing)
         raise RegisterBudgetError(
             f"{report.kernel}: the cubin lacks the register budget of {roles}. "
-            + (" ".join(reasons) or f"It has {sorted(kept) or 'none'}.")
+            + (dropped or f"It has {sorted(kept) or 'none'}.")
         )
     for budget in report.budgets:
         where = f" ({budget.place[0]}:{budget.place[1]})" if budget.place else ""
@@ -153,4 +153,4 @@ def check(report: ResourceReport, requested_budgets: Sequence[tuple[str, int]], 
 
 def _roles(requested_budgets: Sequence[tuple[str, int]], values: set[int]) -> str:
     named = dict.fromkeys(f"{role} ({value})" for role, value in requested_budgets if value in values)
-    return " or ".join(named)
+    return ", ".join(named)

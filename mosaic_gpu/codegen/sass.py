@@ -45,7 +45,10 @@ class Instruction:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """File and line of what the kernel's author wrote: the innermost that is not the prelude's."""
+        """File and line of what the kernel's author wrote: the innermost that is not the prelude's.
+
+        ptxas gives warpgroup products no line of their own; they show that of whatever stands before them.
+        """
         return next((place for place in self.places if not is_prelude(place[0])), None)
 
     @property

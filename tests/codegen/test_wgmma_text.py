@@ -42,9 +42,10 @@ def compile_all(variants: list[Variant]) -> list[sass.Function]:
     texts = [kernel(number, variant) for number, variant in enumerate(variants)]
     products = generated("".join(dict.fromkeys(text for text, _ in texts)))
     source = prelude("wgmma") + products + '#line 1 "/test.cu"' + "".join(body for _, body in texts)
-    functions = {function.name: function for function in sass.read_cubin(compile_cuda(
-        source, arch="sm_90a", name="/test.cu"
-    ).cubin)}
+    functions = {
+        function.name: function
+        for function in sass.read_cubin(compile_cuda(source, arch="sm_90a", name="/test.cu").cubin)
+    }
     return [functions[f"k{number}"] for number in range(len(variants))]
 
 
@@ -112,7 +113,9 @@ def test_what_does_not_exist_is_refused(variant: Variant, reason: str) -> None:
 def test_the_whole_matrix_compiles(n: int) -> None:
     variants: list[Variant] = []
     for a_kind, b_kind, d_kind in itertools.product(DEPTH, DEPTH, C_TYPE):
-        for rs, ta, tb, init in itertools.product((False, True), (False, True), (False, True), (False, True, "dynamic")):
+        for rs, ta, tb, init in itertools.product(
+            (False, True), (False, True), (False, True), (False, True, "dynamic")
+        ):
             variant: Variant = (n, a_kind, b_kind, d_kind, rs, ta, tb, init)
             try:
                 wgmma_function(*variant)

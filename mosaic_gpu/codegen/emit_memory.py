@@ -1,0 +1,316 @@
+"""Emission of loads, stores and TMA copies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..errors import LayoutConflict
+from ..layouts.registers import RegisterLayout, wgmma
+from ..layouts.shared import SharedLayout
+from ..plan.model import Plan
+from ..plan.tma import TmaCopy
+from ..program import Affine, Operand, Value, View
+from .emit_values import ValueEmitter
+from .text import PACKED, c_type, half, stored_type
+
+
+class MemoryEmitter(ValueEmitter):
+    """Needs `plan` and the axis helpers of the whole emitter."""
+
+    plan: Plan
+
+    # ---- get, load, swap ------------------------------------------------------------------------------------------------
+    def load(self, step: Any) -> None:
+        access, result = step.data, step.equation.results[0]
+        if access.kind == "acc":
+            self.declare(result)
+            self._expect_acc(access.view.ref, result)
+            self.loop(self.registers(result), f"{self.name(result)}[i] = {self.name(access.view.ref)}[i];")
+        elif access.scalar:
+            place = self._scalar_place(access)
+            raw = f"*({stored_type(result.dtype)}*)({place})"
+            self.define_scalar(result, f"from_{half(result.dtype)}({raw})" if result.dtype in PACKED else raw)
+        elif access.kind == "smem":
+            self.declare(result)
+            self._shared_array(access.view, result, store=False)
+        else:
+            self.declare(result)
+            self._global_array(access, result, store=False)
+
+    def store(self, step: Any) -> None:
+        access, x = step.data, step.equation.operands[1]
+        if access.kind == "acc":
+            ref = access.view.ref
+            target = self.name(ref)
+            if self.layout(x) is not None:
+                self._expect_acc(ref, x)
+                self.loop(self._acc_registers(ref), f"{target}[i] = {self.scalar(x)}[i];")
+            else:
+                v = self.scalar(x)
+                self.loop(
+                    self._acc_registers(ref),
+                    f"{target}[i] = {f'pack_{half(ref.dtype)}x2({v}, {v})' if ref.dtype in PACKED else v};",
+                )
+            self.line(f"{target}_live = 1;")
+        elif access.scalar:
+            place, dtype = self._scalar_place(access), access.view.dtype
+            v = self.scalar(x)
+            text = f"*({stored_type(dtype)}*)({place}) = {f'to_{half(dtype)}({v})' if dtype in PACKED else v};"
+            with self.elected():
+                self.line(text)
+        elif access.kind == "smem":
+            self._shared_array(access.view, x, store=True)
+        else:
+            self._global_array(access, x, store=True)
+
+    def elected(self) -> Any:
+        raise NotImplementedError
+
+    def _acc_registers(self, ref: Value) -> int:
+        n = math.prod(ref.shape) // 128
+        return n // 2 if ref.dtype in PACKED else n
+
+    def _expect_acc(self, ref: Value, x: Operand) -> None:
+        self.expect_layout(x, wgmma((ref.shape[0], ref.shape[1])), f"accumulator {ref}")
+
+    def _scalar_place(self, access: Any) -> str:
+        view: View = access.view
+        if access.kind == "smem":
+            buffer = self.plan.buffers[view.ref.id]
+            return f"shared + {self.shared_offset(buffer.layout, buffer.offset, [self.affine(d.start) for d in view.dims])}"
+        return f"p{access.input} + {self.global_index(access.input, [self.affine(d.start) for d in view.dims])}"
+
+    # ---- shared memory ----------------------------------------------------------------------------------------------------
+    def shared_offset(self, layout: SharedLayout, base: int, coordinates: list[str]) -> str:
+        """Byte offset of an element, swizzled, as a C expression."""
+        terms = [str(base)] if base else []
+        for c, digits in zip(coordinates, layout.strides(), strict=True):
+            if c == "0":
+                continue
+            if len(digits) == 1:
+                terms.append(f"({c}) * {digits[0][1]}")
+            else:
+                (inner, inner_stride), (_, outer_stride) = digits
+                if outer_stride == inner * inner_stride:
+                    terms.append(f"({c}) * {inner_stride}")
+                else:
+                    terms.append(f"({c}) / {inner} * {outer_stride} + ({c}) % {inner} * {inner_stride}")
+        offset = " + ".join(terms) or "0"
+        return f"swizzle<{layout.swizzle}>({offset})" if layout.swizzle else f"({offset})"
+
+    def _vector(self, layout: RegisterLayout, view: View, itemsize: int) -> int:
+        """How many of a thread's consecutive registers are consecutive in memory, as far as one access can move."""
+        first = layout.reg[0] if layout.reg else None
+        if (
+            first is None
+            or first.dim != len(view.shape) - 1
+            or first.stride != 1
+            or view.kept[-1] != len(view.ref.shape) - 1
+        ):
+            return 1
+        return math.gcd(first.size, 16 // itemsize)
+
+    def _shared_array(self, view: View, x: Operand, store: bool) -> None:
+        buffer = self.plan.buffers[view.ref.id]
+        layout = self.layout(x)
+        if layout is None:
+            raise LayoutConflict(
+                f"storing one repeated value to {view}: give it a layout with layout_cast, so that each thread knows its part"
+            )
+        shared: SharedLayout = buffer.layout
+        if store and self._stmatrix(view, x, layout, shared, buffer.offset):
+            return
+        width = self._vector(layout, view, shared.itemsize)
+        if any(d.start.terms or d.start.const % width for i, d in enumerate(view.dims) if i == len(view.dims) - 1):
+            width = 1
+        name = f"o{self.fresh()}"
+        bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
+        for k, d in enumerate(view.kept):
+            start = self.affine(view.dims[d].start)
+            self.line(f"int {name}_{k} = {self.thread_part(layout, k)}" + (f" + {start}" if start != "0" else "") + ";")
+        for i in range(0, layout.registers, width):
+            part = layout.register_part(i)
+            coordinates = []
+            for d, index in enumerate(view.dims):
+                if d in bases:
+                    shift = part[view.kept.index(d)] * index.stride
+                    coordinates.append(f"{bases[d]} + {shift}" if shift else bases[d])
+                else:
+                    coordinates.append(self.affine(index.start))
+            place = f"shared + {self.shared_offset(shared, buffer.offset, coordinates)}"
+            self._move(place, x, i, width, store)
+
+    def _move(self, place: str, x: Operand, i: int, width: int, store: bool) -> None:
+        """Move `width` registers of `x` from index i on to or from memory."""
+        assert isinstance(x, Value)
+        size = 2 if x.dtype in PACKED else {"bool": 1}.get(x.dtype, 0) or int(_size(x.dtype))
+        nbytes = width * size
+        if x.dtype in PACKED and width % 2 == 0:
+            words, name, first = nbytes // 4, self.name(x), i // 2
+            kind = {1: "u32", 2: "uint2", 4: "uint4"}[words]
+        elif size == 4 and width > 1:
+            words, name, first = width, self.name(x), i
+            kind = {2: "uint2", 4: "uint4"}[words]
+        else:
+            for k in range(width):
+                at = f"{place} + {k * size}" if k else place
+                raw = f"*({stored_type(x.dtype)}*)({at})"
+                if store:
+                    v = self.element(x, i + k)
+                    self.line(f"{raw} = {f'to_{half(x.dtype)}({v})' if x.dtype in PACKED else v};")
+                elif x.dtype in PACKED:
+                    self.line(f"set_half({self.name(x)}[{(i + k) // 2}], {(i + k) % 2}, {raw});")
+                else:
+                    self.line(f"{self.name(x)}[{i + k}] = {raw};")
+            return
+        registers = [f"{name}[{first + k}]" for k in range(words)]
+        if words == 1:
+            self.line(f"*(u32*)({place}) = {registers[0]};" if store else f"{registers[0]} = *(u32*)({place});")
+            return
+        fields = "xyzw"[:words]
+        if store:
+            values = ", ".join(f"as_u32({r})" for r in registers)
+            self.line(f"*({kind}*)({place}) = {kind}{{{values}}};")
+        else:
+            moves = " ".join(f"set_bits({r}, w.{f});" for r, f in zip(registers, fields, strict=True))
+            self.line(f"{{ {kind} w = *({kind}*)({place}); {moves} }}")
+
+    def _stmatrix(self, view: View, x: Operand, layout: RegisterLayout, shared: SharedLayout, base: int) -> bool:
+        """A 16-bit WGMMA array to rows of shared memory: stmatrix moves four 8x8 pieces at once, free of bank conflicts."""
+        if not isinstance(x, Value) or x.dtype not in PACKED or len(layout.shape) != 2 or view.is_transposed:
+            return False
+        m, n = layout.shape
+        tile_columns = shared.tile[-1] if shared.tile else shared.shape[-1]
+        if m % 64 or n % 16 or not layout.same_map(wgmma((m, n))) or tile_columns % 8:
+            return False
+        rows, columns = view.kept
+        column_start = view.dims[columns].start
+        if columns != len(view.ref.shape) - 1 or column_start.const % 8 or any(f % 8 for _, f in column_start.terms):
+            return False
+        if any(view.dims[d].stride != 1 for d in view.kept):
+            return False
+        name = f"o{self.fresh()}"
+        self.line(f"int {name}_r = warp * 16 + lane % 16 + {self.affine(view.dims[rows].start)};")
+        self.line(f"int {name}_c = lane / 16 * 8 + {self.affine(column_start)};")
+        packed = self.name(x)
+        for mi in range(m // 64):
+            for j in range(n // 16):
+                coordinates = [self.affine(d.start) for d in view.dims]
+                coordinates[rows] = f"{name}_r + {64 * mi}" if mi else f"{name}_r"
+                coordinates[columns] = f"{name}_c + {16 * j}" if j else f"{name}_c"
+                first = mi * (n // 4) + 4 * j
+                registers = ", ".join(f"{packed}[{first + k}]" for k in range(4))
+                self.line(f"stmatrix_x4(smem + {self.shared_offset(shared, base, coordinates)}, {registers});")
+        return True
+
+    # ---- global memory ----------------------------------------------------------------------------------------------------
+    def global_index(self, input_: int, coordinates: list[str]) -> str:
+        """Element index in a row-major array whose extents are parameters."""
+        text = "0ll"
+        for axis, c in enumerate(coordinates):
+            text = f"({text} * {self.runtime_dim(input_, axis)} + ({c}))" if axis else f"(long long)({c})"
+        return text
+
+    def runtime_dim(self, input_: int, axis: int) -> str:
+        return f"n{input_}_{axis}"
+
+    def _global_array(self, access: Any, x: Operand, store: bool) -> None:
+        view: View = access.view
+        layout = self.layout(x)
+        if layout is None:
+            raise LayoutConflict(
+                f"storing one repeated value to {view}: give it a layout with layout_cast, so that each thread knows its part"
+            )
+        assert isinstance(x, Value)
+        name = f"g{self.fresh()}"
+        for k, d in enumerate(view.kept):
+            start = self.affine(view.dims[d].start)
+            stride = view.dims[d].stride
+            part = self.thread_part(layout, k)
+            self.line(
+                f"int {name}_{k} = ({part})"
+                + (f" * {stride}" if stride != 1 else "")
+                + (f" + {start}" if start != "0" else "")
+                + ";"
+            )
+        replicas = [
+            f"{index} / {below} % {d.size} == 0"
+            for index, digits in (("lane", layout.lane), ("warp", layout.warp))
+            for below, d in _with_below(digits)
+            if d.dim is None and d.size > 1
+        ]
+        for i in range(layout.registers):
+            part_i = layout.register_part(i)
+            coordinates, inside = [], list(replicas) if store else []
+            for d, index in enumerate(view.dims):
+                if d in view.kept:
+                    k = view.kept.index(d)
+                    shift = part_i[k] * index.stride
+                    c = f"{name}_{k} + {shift}" if shift else f"{name}_{k}"
+                    inside.append(f"{c} < {self.runtime_dim(access.input, d)}")
+                    coordinates.append(c)
+                else:
+                    coordinates.append(self.affine(index.start))
+            place = f"p{access.input} + {self.global_index(access.input, coordinates)}"
+            test = " && ".join(inside) or "true"
+            raw = f"*({stored_type(x.dtype)}*)({place})"
+            if store:
+                v = self.element(x, i)
+                self.line(f"if ({test}) {raw} = {f'to_{half(x.dtype)}({v})' if x.dtype in PACKED else v};")
+            elif x.dtype in PACKED:
+                self.line(f"set_half({self.name(x)}[{i // 2}], {i % 2}, {test} ? {raw} : (u16)0);")
+            else:
+                self.line(f"{self.name(x)}[{i}] = {test} ? {raw} : ({c_type(x.dtype)})0;")
+
+    # ---- TMA --------------------------------------------------------------------------------------------------------------
+    def tma_load(self, copy: TmaCopy, bar: str) -> None:
+        rank = len(self.plan.maps[copy.map].dims)
+        share = len(copy.issues) // copy.parts
+        if copy.parts == 1:
+            for issue in copy.issues:
+                self.line(
+                    f"tma_load_{rank}d({self._shared_address(copy, issue.shared)}, &map{copy.map}, {bar}, {self._coordinates(issue)});"
+                )
+            return
+        part, mask = self.multicast(copy.multicast)
+        for r in range(copy.parts):
+            with self.block(f"{'else ' if r else ''}if ({part} == {r})"):
+                for issue in copy.issues[r * share : (r + 1) * share]:
+                    address = self._shared_address(copy, issue.shared)
+                    self.line(
+                        f"tma_load_multicast_{rank}d({address}, &map{copy.map}, {bar}, {self._coordinates(issue)}, {mask});"
+                    )
+
+    def multicast(self, axes: tuple[str, ...]) -> tuple[str, str]:
+        raise NotImplementedError
+
+    def fresh(self) -> int:
+        raise NotImplementedError
+
+    def tma_store(self, copy: TmaCopy) -> None:
+        rank = len(self.plan.maps[copy.map].dims)
+        for issue in copy.issues:
+            self.line(
+                f"tma_store_{rank}d(&map{copy.map}, {self._shared_address(copy, issue.shared)}, {self._coordinates(issue)});"
+            )
+
+    def _shared_address(self, copy: TmaCopy, offset: Affine) -> str:
+        return f"smem + {self.affine(offset + Affine(self.plan.buffers[copy.buffer].offset))}"
+
+    def _coordinates(self, issue: Any) -> str:
+        return ", ".join(self.affine(c.start) for c in issue.coordinates)
+
+
+def _with_below(digits: Any) -> list[tuple[int, Any]]:
+    out, below = [], 1
+    for d in digits:
+        out.append((below, d))
+        below *= d.size
+    return out
+
+
+def _size(dtype: str) -> int:
+    from ..layouts.shared import itemsize
+
+    return itemsize(dtype)

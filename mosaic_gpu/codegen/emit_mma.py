@@ -1,0 +1,127 @@
+"""Emission of tensor-core work: wgmma with its accumulators, tcgen05 with tensor memory."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ..layouts.operands import SharedOperand, descriptor_high, descriptor_low
+from ..ops.tcgen05 import Tcgen05Plan
+from ..ops.wgmma import KINDS, WgmmaPlan
+from ..program import Affine, Literal, Value
+from .emit_memory import MemoryEmitter
+from .text import PACKED, c_type
+from .wgmma_text import AccumulatorKind, Init, OperandKind, wgmma_function
+
+ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}
+
+
+class MmaEmitter(MemoryEmitter):
+    """`functions`: name -> text of the wgmma wrappers that the kernel calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: dict[str, str] = {}
+
+    # ---- wgmma --------------------------------------------------------------------------------------------------------
+    def accumulator(self, ref: Value) -> None:
+        """Registers of an accumulator; `_live` says whether anything has been accumulated yet."""
+        n = self.name(ref)
+        self.line(
+            f"{'u32' if ref.dtype in PACKED else c_type(ref.dtype)} {n}[{self._acc_registers(ref)}]; int {n}_live = 0;"
+        )
+
+    def zero_accumulator(self, ref: Value, dynamic: bool) -> None:
+        n = self.name(ref)
+        with self.block(f"if (!{n}_live)" if dynamic else ""):
+            self.loop(self._acc_registers(ref), f"{n}[i] = 0;")
+        self.line(f"{n}_live = 1;")
+
+    def wgmma(self, p: WgmmaPlan) -> None:
+        """fence; per 64 rows and per 32 bytes of K one instruction; commit."""
+        acc = self.names[p.acc]
+        acc_registers = p.n // 4 if p.acc_type == "float16" else p.n // 2  # of 64 rows
+        in_registers = isinstance(p.a, int)
+        k_steps = p.k // p.k_step
+        with self.block():
+            self.line(f"u32 b_low = {self._descriptor(p.b)};")
+            if isinstance(p.a, SharedOperand):
+                self.line(f"u32 a_low = {self._descriptor(p.a)};")
+            self.line("wgmma_fence();")
+            b_high = f"{descriptor_high(p.b, False):#x}u"
+            for mi in range(p.m // 64):
+                d = f"{acc} + {mi * acc_registers}" if mi else acc
+                for step in range(k_steps):
+                    init: Init = False if step or p.init == "add" else (True if p.init == "zero" else "dynamic")
+                    function = self._function(p, init)
+                    if in_registers:
+                        a_name = self.names[cast(int, p.a)]
+                        first = mi * (p.k // 4) + 4 * step
+                        a = ", ".join(f"{a_name}[{first + k}]" for k in range(4))
+                    else:
+                        assert isinstance(p.a, SharedOperand)
+                        offset = (p.a.row_offset(64 * mi) + p.a.k_offset(step)) >> 4
+                        a = f"descriptor(a_low + {offset}, {descriptor_high(p.a, False):#x}u)"
+                    b = f"descriptor(b_low + {p.b.k_offset(step) >> 4}, {b_high})"
+                    tail = f", {acc}_live" if init == "dynamic" else ""
+                    self.line(f"{function}({d}, {a}, {b}{tail});")
+            self.line("wgmma_commit();")
+        if p.init != "add":
+            self.line(f"{acc}_live = 1;")
+
+    def _function(self, p: WgmmaPlan, init: Init) -> str:
+        a_mn = isinstance(p.a, SharedOperand) and p.a.mn_major
+        name, text = wgmma_function(
+            p.n,
+            cast(OperandKind, KINDS[p.a_type]),
+            cast(OperandKind, KINDS[p.b_type]),
+            cast(AccumulatorKind, ACC_KINDS[p.acc_type]),
+            isinstance(p.a, int),
+            a_mn,
+            p.b.mn_major,
+            init,
+        )
+        self.functions[name] = text
+        return name
+
+    def _descriptor(self, o: SharedOperand) -> str:
+        """Lower word of an operand's descriptor: everything about it that is not a constant."""
+        place = self.affine(o.start + Affine(self.plan.buffers[o.buffer].offset))
+        return f"((smem + {place}) >> 4) + {descriptor_low(o):#x}u"
+
+    # ---- tcgen05 --------------------------------------------------------------------------------------------------------
+    def tcgen05_mma(self, p: Tcgen05Plan) -> None:
+        kind = {"f16": "f16", "f8f6f4": "f8"}[p.kind]
+        accumulate = self.scalar(p.accumulate)
+        with self.elected():
+            self.line(f"u32 a_low = {self._descriptor(p.a)}, b_low = {self._descriptor(p.b)};")
+            d = f"tmem + {self.plan.tmem[p.d].column + p.d_column}"
+            for step in range(p.k // p.k_step):
+                a = f"descriptor(a_low + {p.a.k_offset(step) >> 4}, {descriptor_high(p.a, True):#x}u)"
+                b = f"descriptor(b_low + {p.b.k_offset(step) >> 4}, {descriptor_high(p.b, True):#x}u)"
+                add = (
+                    "1"
+                    if step
+                    else (
+                        "1" if isinstance(p.accumulate, Literal) and p.accumulate.value else f"({accumulate}) ? 1 : 0"
+                    )
+                )
+                self.line(f"tcgen05_mma_{kind}_ss({d}, {a}, {b}, {p.idesc:#x}u, {add});")
+            if p.barrier is not None:
+                self.line(f"tcgen05_commit({self.barrier_address(p.barrier)});")
+
+    def barrier_address(self, use: Any, slot: str | None = None) -> str:
+        raise NotImplementedError
+
+    def tmem_load(self, step: Any) -> None:
+        buffer, column, columns = step.data
+        result = step.equation.results[0]
+        self.declare(result)
+        raw = f"t{self.fresh()}"
+        self.line(f"u32 {raw}[{columns}];")
+        at, start = 0, self.plan.tmem[buffer].column + column
+        while at < columns:
+            width = max(w for w in (1, 2, 4, 8, 16, 32, 64, 128) if w <= columns - at)
+            self.line(f"tcgen05_load_32x32b<{width}>({raw} + {at}, tmem + {start + at} + (warp << 21));")
+            at += width
+        convert = {"float32": "__uint_as_float({})", "int32": "(int){}"}.get(result.dtype, "{}")
+        self.loop(columns, f"{self.name(result)}[i] = {convert.format(f'{raw}[i]')};")

@@ -1,0 +1,317 @@
+"""Emission of values: scalars, register arrays, elementwise loops, renamings, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import LayoutConflict, UnsupportedPrimitive
+from ..layouts.registers import Digit, RegisterLayout
+from ..program import Affine, Literal, Operand, Value, View
+from .text import PACKED, Text, c_type, half, literal
+
+
+class ValueEmitter(Text):
+    """State: `names` (value id -> C expression or array name) and the current role's layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+        self.layouts: dict[int, RegisterLayout] = {}
+
+    # ---- names --------------------------------------------------------------------------------------------------------
+    def name(self, v: Value) -> str:
+        return self.names.setdefault(v.id, f"v{v.id}")
+
+    def layout(self, o: Operand) -> RegisterLayout | None:
+        """The register layout of an array; None for scalars and splats."""
+        return self.layouts.get(o.id) if isinstance(o, Value) else None
+
+    def c_type(self, dtype: str) -> str:
+        return c_type(dtype)
+
+    def scalar(self, o: Operand) -> str:
+        """A scalar or a splat as a C expression."""
+        if isinstance(o, Literal):
+            return literal(o)
+        assert isinstance(o, Value)
+        return self.name(o)
+
+    def affine(self, a: Affine) -> str:
+        parts = [self.name(v) if f == 1 else f"{self.name(v)} * {f}" for v, f in a.terms]
+        if a.const or not parts:
+            parts.append(str(a.const))
+        return parts[0] if len(parts) == 1 and "*" not in parts[0] and "-" not in parts[0] else f"({' + '.join(parts)})"
+
+    def element(self, o: Operand, index: int) -> str:
+        """Element `index` of a thread's registers as an arithmetic expression."""
+        if isinstance(o, Literal) or self.layout(o) is None:
+            return self.scalar(o)
+        assert isinstance(o, Value)
+        if o.dtype in PACKED:
+            return f"unpack_{half(o.dtype)}_{'high' if index % 2 else 'low'}({self.name(o)}[{index // 2}])"
+        return f"{self.name(o)}[{index}]"
+
+    # ---- declarations ---------------------------------------------------------------------------------------------------
+    def registers(self, v: Value) -> int:
+        """C array length that holds the thread's part of `v`."""
+        layout = self.layout(v)
+        assert layout is not None
+        return (layout.registers + 1) // 2 if v.dtype in PACKED else layout.registers
+
+    def declare(self, v: Value) -> str:
+        n = self.name(v)
+        if self.layout(v) is None:
+            self.line(f"{c_type(v.dtype)} {n};")
+        else:
+            self.line(f"{'u32' if v.dtype in PACKED else c_type(v.dtype)} {n}[{self.registers(v)}];")
+        return n
+
+    def define_scalar(self, v: Value, expression: str) -> None:
+        self.line(f"{c_type(v.dtype)} {self.name(v)} = {expression};")
+
+    def declare_all(self, values: Sequence[Value]) -> None:
+        for v in values:
+            self.declare(v)
+
+    def define_all(self, values: Sequence[Value], operands: Sequence[Operand]) -> None:
+        self.declare_all(values)
+        for v, o in zip(values, operands, strict=True):
+            self.copy(self.name(v), v, o)
+
+    def assign_all(self, targets: Sequence[Value], sources: Sequence[Operand]) -> None:
+        """Parallel assignment: sources are read before any target is written."""
+        pairs = [
+            (t, s)
+            for t, s in zip(targets, sources, strict=True)
+            if not (isinstance(s, Value) and self.name(s) == self.name(t))
+        ]
+        written = {self.name(t) for t, _ in pairs}
+        late: list[tuple[Value, str]] = []
+        for t, s in pairs:
+            if isinstance(s, Value) and self.name(s) in written:
+                temporary = f"{self.name(t)}_next"
+                length = "" if self.layout(t) is None else f"[{self.registers(t)}]"
+                self.line(f"{'u32' if t.dtype in PACKED and length else c_type(t.dtype)} {temporary}{length};")
+                self.copy(temporary, t, s)
+                late.append((t, temporary))
+        for t, s in pairs:
+            if not any(t is x for x, _ in late):
+                self.copy(self.name(t), t, s)
+        for t, temporary in late:
+            if self.layout(t) is None:
+                self.line(f"{self.name(t)} = {temporary};")
+            else:
+                self.loop(self.registers(t), f"{self.name(t)}[i] = {temporary}[i];")
+
+    def alias_all(self, values: Sequence[Value], sources: Sequence[Operand]) -> None:
+        for v, s in zip(values, sources, strict=True):
+            self.names[v.id] = self.scalar(s)
+
+    def copy(self, target: str, like: Value, source: Operand) -> None:
+        """target (declared like `like`) = source; a splat fills an array."""
+        layout = self.layout(like)
+        if layout is None:
+            self.line(f"{target} = {self.scalar(source)};")
+        elif self.layout(source) is None:
+            x = self.scalar(source)
+            self.loop(
+                self.registers(like),
+                f"{target}[i] = {f'pack_{half(like.dtype)}x2({x}, {x})' if like.dtype in PACKED else x};",
+            )
+        else:
+            self.expect_layout(source, layout, like)
+            self.loop(self.registers(like), f"{target}[i] = {self.scalar(source)}[i];")
+
+    def loop(self, count: int, body: str) -> None:
+        self.line("#pragma unroll")
+        self.line(f"for (int i = 0; i < {count}; ++i) {{ {body} }}")
+
+    def expect_layout(self, o: Operand, layout: RegisterLayout, what: Any) -> None:
+        have = self.layout(o)
+        if have is None or not have.same_map(layout):
+            raise LayoutConflict(f"{what}: {have} where {layout} is needed; pin it with layout_cast where it is made")
+
+    # ---- elementwise ------------------------------------------------------------------------------------------------------
+    def elementwise(self, step: Any, expression: str) -> None:
+        """result = expression of the operands ({0}, {1}, ...), element by element."""
+        e = step.equation
+        result: Value = e.results[0]
+        layout = self.layout(result)
+        packed_result = result.dtype in PACKED
+        if layout is None:
+            text = expression.format(*(self.scalar(o) for o in e.operands))
+            if packed_result:
+                text = f"from_{half(result.dtype)}(to_{half(result.dtype)}({text}))"
+            self.define_scalar(result, text)
+            return
+        for o in e.operands:
+            if self.layout(o) is not None:
+                self.expect_layout(o, layout, e.op)
+        self.declare(result)
+        n, name = layout.registers, self.name(result)
+
+        def at(o: Operand, index: str, part: str) -> str:
+            if self.layout(o) is None:
+                return self.scalar(o)
+            assert isinstance(o, Value)
+            return (
+                f"unpack_{half(o.dtype)}_{part}({self.name(o)}[{index}])"
+                if o.dtype in PACKED
+                else f"{self.name(o)}[{index}]"
+            )
+
+        if not packed_result and not any(o.dtype in PACKED and self.layout(o) is not None for o in e.operands):
+            self.loop(n, f"{name}[i] = {expression.format(*(at(o, 'i', '') for o in e.operands))};")
+            return
+
+        def pair(part: int) -> str:
+            which = "high" if part else "low"
+            return expression.format(
+                *(at(o, "i" if o.dtype in PACKED else f"2 * i + {part}", which) for o in e.operands)
+            )
+
+        if n % 2:
+            raise UnsupportedPrimitive(
+                f"{e.op} on {layout} with 16-bit values: an odd number of elements per thread", e.line
+            )
+        if packed_result:
+            self.loop(n // 2, f"{name}[i] = pack_{half(result.dtype)}x2({pair(0)}, {pair(1)});")
+        else:
+            self.loop(n // 2, f"{name}[2 * i] = {pair(0)}; {name}[2 * i + 1] = {pair(1)};")
+
+    # ---- renaming ---------------------------------------------------------------------------------------------------------
+    def rename(self, step: Any, source: Operand, dims: tuple[int, ...] | None) -> None:
+        """Broadcast (dims: where each source dimension goes) or unit reshape (dims None): result registers are the source's."""
+        e = step.equation
+        result: Value = e.results[0]
+        layout, have = self.layout(result), self.layout(source)
+        if layout is None or have is None:
+            if layout is None:
+                self.names[result.id] = self.scalar(source)
+            else:
+                self.declare(result)
+                self.copy(self.name(result), result, source)
+            return
+        if dims is None:
+            self.names[result.id] = self.scalar(source)
+            return
+        shape = source.shape if not isinstance(source, View) else ()
+        where = {have.register_part(i): i for i in reversed(range(have.registers))}
+        self.declare(result)
+        table = []
+        for i in range(layout.registers):
+            part = layout.register_part(i)
+            table.append(where[tuple(part[d] if shape[k] != 1 else 0 for k, d in enumerate(dims))])
+        self._gather(result, source, table)
+
+    def _gather(self, result: Value, source: Operand, table: list[int]) -> None:
+        name = self.name(result)
+        if result.dtype in PACKED:
+            texts = [
+                f"{name}[{i // 2}] = pack_{half(result.dtype)}x2({self.element(source, table[i])}, {self.element(source, table[min(i + 1, len(table) - 1)])});"
+                for i in range(0, len(table), 2)
+            ]
+        else:
+            texts = [f"{name}[{i}] = {self.element(source, j)};" for i, j in enumerate(table)]
+        for k in range(0, len(texts), 8):
+            self.line(" ".join(texts[k : k + 8]))
+
+    # ---- coordinates ------------------------------------------------------------------------------------------------------
+    def thread_part(self, layout: RegisterLayout, dim: int) -> str:
+        """What this thread's lane and warp add to coordinate `dim`, as a C expression."""
+        terms = self._digits("lane", layout.lane, 32, dim) + self._digits("warp", layout.warp, 4, dim)
+        return " + ".join(terms) or "0"
+
+    @staticmethod
+    def _digits(index: str, digits: tuple[Digit, ...], total: int, dim: int) -> list[str]:
+        terms, below = [], 1
+        for d in digits:
+            if d.dim == dim and d.size > 1:
+                value = index if below == 1 else f"{index} / {below}"
+                if below * d.size < total:
+                    value = f"({value}) % {d.size}"
+                terms.append(f"({value})" + (f" * {d.stride}" if d.stride != 1 else ""))
+            below *= d.size
+        return terms
+
+    def coordinate(self, result: Value, dim: int) -> None:
+        """An iota: every register gets its coordinate along `dim`."""
+        layout = self.layout(result)
+        if layout is None:
+            raise UnsupportedPrimitive("an iota needs a register layout; pin it with layout_cast")
+        self.declare(result)
+        name, ctype = self.name(result), c_type(result.dtype)
+        self.line(f"int {name}_base = {self.thread_part(layout, dim)};")
+        texts = []
+        for i in range(layout.registers):
+            shift = layout.register_part(i)[dim]
+            texts.append(f"({ctype})({name}_base + {shift})")
+        if result.dtype in PACKED:
+            lines = [
+                f"{name}[{i // 2}] = pack_{half(result.dtype)}x2({texts[i]}, {texts[min(i + 1, len(texts) - 1)]});"
+                for i in range(0, len(texts), 2)
+            ]
+        else:
+            lines = [f"{name}[{i}] = {t};" for i, t in enumerate(texts)]
+        for k in range(0, len(lines), 8):
+            self.line(" ".join(lines[k : k + 8]))
+
+    # ---- reductions ---------------------------------------------------------------------------------------------------------
+    def reduce(self, step: Any, axes: tuple[int, ...], combine: str, chains: int = 4) -> None:
+        """Within the thread in `chains` independent chains (latency), then over the lanes that hold the same result."""
+        e = step.equation
+        source, result = e.operands[0], e.results[0]
+        layout = self.layout(source)
+        assert layout is not None
+        kept = [i for i in range(len(layout.shape)) if i not in axes]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i in range(layout.registers):
+            part = layout.register_part(i)
+            groups.setdefault(tuple(part[k] for k in kept), []).append(i)
+        target = self.layout(result)
+        order = list(groups) if target is None else [target.register_part(i) for i in range(target.registers)]
+        name = f"r{result.id}"
+        self.line(
+            f"float {name}[{len(order)}];"
+            if result.dtype in PACKED
+            else f"{c_type(result.dtype)} {name}[{len(order)}];"
+        )
+        kind = "float" if result.dtype in PACKED else c_type(result.dtype)
+        for k, key in enumerate(order):
+            members = groups[key]
+            width = min(chains, len(members))
+            with self.block():
+                self.line(" ".join(f"{kind} c{c} = {self.element(source, members[c])};" for c in range(width)))
+                texts = [
+                    f"c{j % width} = {combine.format(f'c{j % width}', self.element(source, m))};"
+                    for j, m in enumerate(members)
+                    if j >= width
+                ]
+                for t in range(0, len(texts), 4):
+                    self.line(" ".join(texts[t : t + 4]))
+                total = "c0"
+                if width == 4:
+                    total = combine.format(combine.format("c0", "c1"), combine.format("c2", "c3"))
+                elif width > 1:
+                    for c in range(1, width):
+                        total = combine.format(total, f"c{c}")
+                self.line(f"{name}[{k}] = {total};")
+                below = 1
+                for d in layout.lane:
+                    if d.dim in axes:
+                        for bit in range((d.size - 1).bit_length()):
+                            other = f"__shfl_xor_sync(~0u, {name}[{k}], {below << bit})"
+                            self.line(f"{name}[{k}] = {combine.format(f'{name}[{k}]', other)};")
+                    below *= d.size
+        if target is None:
+            self.define_scalar(result, f"{name}[0]")
+        elif result.dtype in PACKED:
+            self.declare(result)
+            n = target.registers
+            for i in range(0, n, 2):
+                self.line(
+                    f"{self.name(result)}[{i // 2}] = pack_{half(result.dtype)}x2({name}[{i}], {name}[{min(i + 1, n - 1)}]);"
+                )
+        else:
+            self.names[result.id] = name
