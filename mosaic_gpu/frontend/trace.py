@@ -232,8 +232,7 @@ def _get(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
 
 def _swap(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     view = _views(tr, e, 2, line)
-    results = tr.define(e.outvars) if type(e.outvars[0]).__name__ != "DropVar" else ()
-    out.append(Equation("swap", (view, tr.read(e.invars[1])), results, (), (), line))
+    out.append(Equation("swap", (view, tr.read(e.invars[1])), tr.define(e.outvars), (), (), line))
 
 
 def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:

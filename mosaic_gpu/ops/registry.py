@@ -39,7 +39,7 @@ Table = tuple[Generation, Scope]
 Rule = Callable[..., Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Op:
     """One operation.
 

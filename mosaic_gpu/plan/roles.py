@@ -56,9 +56,9 @@ def _specialize(
     outcomes: list[tuple[Any, ...]] | None,
 ) -> tuple[list[Equation], dict[int, Operand]]:
     """Fold what is known, inline decided branches.  outcomes: collects undecided outermost branches (None: not outermost)."""
-    for i, values in list(known.items()):
-        if len(set(values)) == 1 and i not in env:
-            env[i] = Literal(int(values[0]), "int32")
+    for i, values in known.items():
+        if i not in env and all(isinstance(v, int) for v in values) and len(set(values)) == 1:
+            env[i] = Literal(values[0], "int32")
     out: list[Equation] = []
     for e in equations:
         operands = tuple(substitute(o, env) for o in e.operands)
@@ -134,6 +134,8 @@ def _sweep(equations: Sequence[Equation], live: set[int] | None = None) -> tuple
             for o in r.outputs:
                 used.update(v.id for v in scalars_of(o))
             regions.append(Region(r.inputs, _sweep(r.equations, used), r.outputs))
+        if e.op == "swap" and e.results and e.results[0].id not in used:
+            e = e.with_(results=())  # a plain store: nobody wants the old value
         for o in e.operands:
             used.update(v.id for v in scalars_of(o))
         out.append(e.with_(regions=tuple(regions)))

@@ -62,7 +62,7 @@ class BlockState:
     def __init__(self, cluster: Cluster, position: Shape) -> None:
         plan = cluster.plan
         self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, cluster.arrays, cluster.scheduler
-        self.grid, self.position = cluster.grid, position
+        self.grid, self.position, self.poison = cluster.grid, position, cluster.poison
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, cluster.poison)
         self.tma = TmaEngine(cluster.arrays, self.shared)

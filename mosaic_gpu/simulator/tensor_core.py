@@ -214,6 +214,7 @@ class Accumulator:
     owners: int = 0  # wgmma groups in flight that write it
 
 
-def accumulator(shape: tuple[int, ...], dtype: str) -> Accumulator:
-    zeros: Array = np.zeros(shape, numpy_dtype(dtype))
-    return Accumulator(zeros)
+def accumulator(shape: tuple[int, ...], dtype: str, poison: bool) -> Accumulator:
+    """Registers that hold nothing yet: the plan zeroes them or lets the first wgmma overwrite them."""
+    data: Array = np.full(shape, (-1 if dtype == "int32" else np.nan) if poison else 0, numpy_dtype(dtype))
+    return Accumulator(data)

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BarrierMisuse, Leak, Line, MosaicGpuError, OutOfBounds, Race, UnsupportedPrimitive
+from ..errors import (
+    BarrierMisuse,
+    Leak,
+    Line,
+    MosaicGpuError,
+    OutOfBounds,
+    Race,
+    UninitializedRead,
+    UnsupportedPrimitive,
+)
 from ..layouts.operands import SharedOperand
 from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
@@ -60,6 +69,7 @@ class Wgmma:
     plan: WgmmaPlan
     a: Array | int
     b: int
+    overwrite: bool
     line: Line | None
 
 
@@ -164,7 +174,13 @@ class Thread:
     def allocate(self, ref: Value) -> None:
         """A buffer of `run_scoped`.  Memory of the block has its place in the plan; an accumulator starts anew."""
         if ref.space is not None and ref.space.kind == "acc":
-            self.accumulators[ref.id] = tensor_core.accumulator(ref.shape, ref.dtype)
+            self.accumulators[ref.id] = tensor_core.accumulator(ref.shape, ref.dtype, self.block.poison)
+
+    def zero_accumulator(self, ref: Value, dynamic: bool) -> None:
+        """Zeros into an accumulator; dynamic: only if nothing has written it."""
+        acc = self._own_accumulator(ref.id, "written")
+        if acc.fresh or not dynamic:
+            acc.data, acc.fresh = np.zeros_like(acc.data), False
 
     def axis(self, kind: str, axis: int) -> np.int32:
         if kind == "thread":
@@ -178,7 +194,10 @@ class Thread:
     def load(self, access: Access) -> Array:
         view = access.view
         if access.kind == "acc":
-            return self._own_accumulator(view.ref.id, "read").data
+            acc = self._own_accumulator(view.ref.id, "read")
+            if acc.fresh and self.block.poison:
+                raise UninitializedRead(f"accumulator {view.ref} is read before anything has written it")
+            return acc.data
         if access.kind == "gmem":
             return self.block.array_of(view).load(view, self.evaluate)
         layout, index = self._shared_index(view)
@@ -311,8 +330,11 @@ class Thread:
     def wgmma(self, plan: WgmmaPlan) -> None:
         """Issue a group.  It computes when it is waited for, the latest that the hardware might."""
         a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a)
-        self.accumulators[plan.acc].owners += 1
-        self.in_flight.append(Wgmma(plan, a, self._operand(plan.b), self.line))
+        acc = self.accumulators[plan.acc]
+        overwrite = plan.init == "zero" or (plan.init == "dynamic" and acc.fresh)
+        acc.fresh = False
+        acc.owners += 1
+        self.in_flight.append(Wgmma(plan, a, self._operand(plan.b), overwrite, self.line))
 
     def wgmma_wait(self, n: int) -> Steps:
         while len(self.in_flight) > n:
@@ -333,9 +355,7 @@ class Thread:
         else:
             a = tensor_core.register_operand(np.asarray(group.a), plan.a_type)
         b = tensor_core.gather(shared, plan.b, group.b, plan.n, plan.b.mn_major, plan.b_type, False)
-        overwrite = plan.init == "zero" or (plan.init == "dynamic" and acc.fresh)
-        acc.data = tensor_core.multiply_add(None if overwrite else acc.data, a, b, plan.k_step, plan.acc_type)
-        acc.fresh = False
+        acc.data = tensor_core.multiply_add(None if group.overwrite else acc.data, a, b, plan.k_step, plan.acc_type)
         acc.owners -= 1
 
     # ---- tcgen05 ----------------------------------------------------------------------------------------------------

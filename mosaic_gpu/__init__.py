@@ -1,0 +1,102 @@
+"""Mosaic GPU: a kernel language in Python for NVIDIA Hopper (sm90) and Blackwell (sm100).
+
+    import mosaic_gpu as plgpu                # or: from mosaic_gpu import plgpu, pl
+
+The names, by topic (each is documented where it is defined):
+
+- kernels: kernel, CompilerParams, run_scoped, when, warp_map, ds, cdiv, program_id, num_programs, dim_size
+- memory: GMEM, SMEM, TMEM, ACC, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
+- copies: copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
+- barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
+- tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive, async_load_tmem, wait_load_tmem
+- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
+- errors: mosaic_gpu.errors; last_report
+
+Importing this imports JAX only when one of the names that need it is used, so that compilation and simulation of a traced
+program run in processes without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "frontend.kernel": ("kernel",),
+    "frontend.loops": ("cdiv", "ds", "run_scoped", "warp_map", "when"),
+    "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "SMEM", "TMEM"),
+    "layouts.registers": ("Layout",),
+    "memory": ("SwizzleTransform", "TilingTransform"),
+    "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
+    "ops.copies": ("commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.grid": ("dim_size", "num_programs", "program_id"),
+    "ops.refs": ("load",),
+    "ops.registers": ("layout_cast", "set_max_registers"),
+    "ops.shapes": ("broadcasted_iota",),
+    "ops.tcgen05": ("async_load_tmem", "tcgen05_commit_arrive", "tcgen05_mma", "wait_load_tmem"),
+    "ops.wgmma": ("wgmma", "wgmma_wait"),
+    "program": ("CompilerParams",),
+    "runtime.execute": ("last_report",),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+__all__ = sorted([*_MODULE_OF, "pl", "plgpu"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("pl", "plgpu"):
+        return sys.modules[__name__]
+    if name in _MODULE_OF:
+        importlib.import_module(f"{__name__}.ops")  # fills the rule tables
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+if TYPE_CHECKING:
+    from .frontend.kernel import kernel as kernel
+    from .frontend.loops import cdiv as cdiv
+    from .frontend.loops import ds as ds
+    from .frontend.loops import run_scoped as run_scoped
+    from .frontend.loops import warp_map as warp_map
+    from .frontend.loops import when as when
+    from .frontend.memory import ACC as ACC
+    from .frontend.memory import GMEM as GMEM
+    from .frontend.memory import SMEM as SMEM
+    from .frontend.memory import TMEM as TMEM
+    from .frontend.memory import Barrier as Barrier
+    from .frontend.memory import ClusterBarrier as ClusterBarrier
+    from .frontend.memory import NamedBarrier as NamedBarrier
+    from .layouts.registers import Layout as Layout
+    from .memory import SwizzleTransform as SwizzleTransform
+    from .memory import TilingTransform as TilingTransform
+    from .ops.barriers import barrier_arrive as barrier_arrive
+    from .ops.barriers import barrier_wait as barrier_wait
+    from .ops.barriers import named_barrier_arrive as named_barrier_arrive
+    from .ops.barriers import named_barrier_sync as named_barrier_sync
+    from .ops.copies import commit_smem as commit_smem
+    from .ops.copies import copy_gmem_to_smem as copy_gmem_to_smem
+    from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
+    from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
+    from .ops.grid import dim_size as dim_size
+    from .ops.grid import num_programs as num_programs
+    from .ops.grid import program_id as program_id
+    from .ops.refs import load as load
+    from .ops.registers import layout_cast as layout_cast
+    from .ops.registers import set_max_registers as set_max_registers
+    from .ops.shapes import broadcasted_iota as broadcasted_iota
+    from .ops.tcgen05 import async_load_tmem as async_load_tmem
+    from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
+    from .ops.tcgen05 import tcgen05_mma as tcgen05_mma
+    from .ops.tcgen05 import wait_load_tmem as wait_load_tmem
+    from .ops.wgmma import wgmma as wgmma
+    from .ops.wgmma import wgmma_wait as wgmma_wait
+    from .program import CompilerParams as CompilerParams
+    from .runtime.execute import last_report as last_report

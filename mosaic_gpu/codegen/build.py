@@ -1,0 +1,65 @@
+"""Plan -> cubin, checked: emit, compile (or take from the cache), read the log and the disassembly, refuse what is not kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+
+from ..errors import ToolchainError
+from ..plan.model import Plan
+from .cubin_cache import cached_compile
+from .emitter import ENTRY, emit
+from .nvrtc import Compiled
+from .resources import ResourceReport, check, report_resources
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A compiled kernel.  hit: it came from the cache."""
+
+    source: str
+    compiled: Compiled
+    hit: bool
+
+
+class SpillWarning(UserWarning):
+    """ptxas spilled registers or serialised MMAs; the kernel is right but slow."""
+
+
+def compile_plan(plan: Plan) -> Built:
+    """Emit and compile a plan.  A spill or a serialised MMA is a warning, with `CompilerParams(strict=True)` an error."""
+    source = emit(plan)
+    options = ["--fmad=false"] if plan.program.params.strict_math else []
+    compiled, hit = cached_compile(source, arch=plan.arch, name=f"{plan.program.name}.cu", extra_options=options)
+    if not hit:
+        _refuse(plan, compiled)
+    return Built(source, compiled, hit)
+
+
+def report(plan: Plan, compiled: Compiled) -> ResourceReport:
+    """Registers by role, spills, messages, instruction counts of a compiled plan (disassembles it)."""
+    return report_resources(compiled, ENTRY, plan.shared_bytes)
+
+
+def budgets(plan: Plan) -> list[tuple[str, int]]:
+    """(role, registers) of every role that asks for a budget, once for each of its warpgroups."""
+    return [(r.name, r.registers) for r in plan.roles for _ in r.indices if r.registers is not None]
+
+
+def _refuse(plan: Plan, compiled: Compiled) -> None:
+    resources = report(plan, compiled)
+    if budgets(plan):
+        check(resources, budgets(plan), plan.program.num_threads)
+    complaints = resources.complaints()
+    if complaints:
+        text = f"kernel {plan.program.name}: " + "; ".join(complaints)
+        if plan.program.params.strict:
+            raise ToolchainError(text, plan.program.line)
+        warnings.warn(text, SpillWarning, stacklevel=2)
+
+
+def body_of(source: str) -> str:
+    """The kernel without the prelude, for people."""
+    found = re.search(r'^#line 1 "/mosaic_gpu/kernel.cu"\n', source, re.MULTILINE)
+    return source[found.end() :] if found else source

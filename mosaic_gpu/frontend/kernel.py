@@ -1,0 +1,223 @@
+"""`kernel`: a Python function over Refs becomes a function on arrays, on the GPU or in the simulator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.interpreters import mlir
+from jax.ref import AbstractRef
+
+from ..errors import UnsupportedCall
+from ..memory import GMEM_SPACE
+from ..program import CompilerParams, Equation, Program, Value
+from .memory import RefType
+from .primitives import is_ref
+from .trace import Tracer, function_line
+
+UNSET: Any = object()
+
+
+class Traced:
+    """A traced call: its program and what its outputs are.  Compared by identity, so JAX's caches key on it cheaply."""
+
+    def __init__(self, program: Program, out_avals: tuple[jax.core.ShapedArray, ...], simulate: bool) -> None:
+        self.program = program
+        self.out_avals = out_avals
+        self.simulate = simulate
+
+    def __repr__(self) -> str:
+        return self.program.name
+
+
+def kernel(
+    body: Callable[..., None] = UNSET,
+    out_type: Any = UNSET,
+    *,
+    scratch_types: Sequence[Any] | Mapping[str, Any] = (),
+    compiler_params: CompilerParams | None = None,
+    grid: Sequence[int] = (),
+    grid_names: Sequence[str] = (),
+    cluster: Sequence[int] = (),
+    cluster_names: Sequence[str] = (),
+    num_threads: int | None = None,
+    thread_name: str | None = None,
+    interpret: bool | None = None,
+    name: str | None = None,
+    out_shape: Any = UNSET,
+    scratch_shapes: Any = UNSET,
+    kernel_name: str | None = None,
+) -> Any:
+    """Make a GPU kernel out of `body(*input_refs, *output_refs, *scratch_refs)`.
+
+    Also a decorator: `@kernel(out_type=..., num_threads=3, thread_name="wg")`.
+
+    out_type: `jax.ShapeDtypeStruct`, or a list or tuple of them, one for each output.
+    scratch_types: `SMEM(...)`, `Barrier(...)`, `TMEM(...)`, ..., as a sequence (positional) or mapping (by keyword).
+    grid, grid_names: blocks (clusters, if there are any) along each axis; `jax.lax.axis_index(name)` or `program_id(i)`.
+    cluster, cluster_names: blocks of a cluster along each axis.
+    num_threads, thread_name: warpgroups of 128 threads in a block, and the axis that tells them apart.
+    interpret: True runs the simulator whatever the device; None: only where there is no GPU.
+    out_shape, scratch_shapes, kernel_name: older spellings of out_type, scratch_types and name.
+
+    The body must return None, may capture Python and NumPy scalars but no arrays.  The result is a function on arrays that
+    works under `jax.jit`.  Raises UnsupportedCall and the other classes of `mosaic_gpu.errors` with the Python line.
+    """
+    out_type = _older(out_type, out_shape, "out_type", "out_shape", ())
+    scratch_types = _older(scratch_types or UNSET, scratch_shapes, "scratch_types", "scratch_shapes", ())
+    options = dict(
+        out_type=out_type,
+        scratch_types=scratch_types,
+        compiler_params=compiler_params or CompilerParams(),
+        grid=tuple(grid),
+        grid_names=tuple(grid_names),
+        cluster=tuple(cluster),
+        cluster_names=tuple(cluster_names),
+        num_threads=num_threads,
+        thread_name=thread_name,
+        interpret=interpret,
+        name=name or kernel_name,
+    )
+    if body is UNSET:
+        return lambda b: _Kernel(b, **options)
+    return _Kernel(body, **options)
+
+
+def _older(new: Any, old: Any, new_name: str, old_name: str, default: Any) -> Any:
+    if old is UNSET:
+        return default if new is UNSET else new
+    if new is not UNSET:
+        raise ValueError(f"kernel: give {new_name} or its older spelling {old_name}, not both")
+    return old
+
+
+class _Kernel:
+    """A kernel with its options; calling it traces once per signature and binds the primitive."""
+
+    def __init__(self, body: Callable[..., None], **options: Any) -> None:
+        self.body = body
+        self.options = options
+        self.traces: dict[Any, Traced] = {}
+        functools.update_wrapper(self, body, updated=())
+        o = options
+        for sizes, names, what in ((o["grid"], o["grid_names"], "grid"), (o["cluster"], o["cluster_names"], "cluster")):
+            if names and len(names) != len(sizes):
+                raise ValueError(f"kernel: {what}={sizes} has {len(sizes)} axes, {what}_names={names} has {len(names)}")
+            if any(not isinstance(n, (int, np.integer)) or n < 0 for n in sizes):
+                raise ValueError(f"kernel: {what}={sizes} must be non-negative integers")
+        if o["cluster"] and len(o["cluster_names"]) != len(o["cluster"]):
+            raise ValueError(f"kernel: cluster={o['cluster']} needs cluster_names")
+        if (o["num_threads"] is None) != (o["thread_name"] is None):
+            raise ValueError("kernel: num_threads and thread_name go together")
+        if math.prod(o["cluster"]) > 16 or len(o["cluster"]) > 3:
+            raise UnsupportedCall(f"cluster={o['cluster']}: a cluster has at most 16 blocks (8 is portable) in at most 3 axes")
+        all_names = [*o["grid_names"], *o["cluster_names"], *([o["thread_name"]] if o["thread_name"] else [])]
+        if len(set(all_names)) != len(all_names):
+            raise ValueError(f"kernel: axis names must differ: {all_names}")
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        for x in leaves:
+            if is_ref(x):
+                raise TypeError("a kernel takes arrays, not Refs")
+        avals = tuple(jax.core.ShapedArray(np.shape(x), jax.numpy.result_type(x)) for x in leaves)
+        out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
+        key = (tree, tuple((a.shape, a.dtype) for a in avals))
+        traced = self.traces.get(key)
+        if traced is None:
+            traced = self.traces[key] = self.trace(tree, avals, out_leaves)
+        results = call_p.bind(*leaves, traced=traced)
+        return jax.tree.unflatten(out_tree, results)
+
+    def program(self, *args: Any) -> Program:
+        """The traced program for arguments (arrays or ShapeDtypeStructs)."""
+        leaves, tree = jax.tree.flatten(args)
+        avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in leaves)
+        return self.trace(tree, avals, jax.tree.leaves(self.options["out_type"])).program
+
+    def trace(self, tree: Any, avals: Sequence[Any], out_types: Sequence[Any]) -> Traced:
+        o = self.options
+        outs = tuple(jax.core.ShapedArray(t.shape, t.dtype) for t in out_types)
+        scratch, scratch_tree = jax.tree.flatten(o["scratch_types"], is_leaf=lambda x: isinstance(x, RefType))
+        for s in scratch:
+            if not isinstance(s, RefType):
+                raise TypeError(f"scratch_types holds memory spaces such as SMEM((128, 64), dtype), not {s!r}")
+            if s.space.kind in ("acc", "gmem"):
+                raise UnsupportedCall(f"scratch_types cannot hold {s.space.kind.upper()}: an accumulator belongs to one warpgroup, use run_scoped")
+        refs = [AbstractRef(jax.core.ShapedArray(a.shape, a.dtype), memory_space=GMEM_SPACE) for a in (*avals, *outs)]
+        line = function_line(self.body)
+
+        def traced_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function
+            inputs = jax.tree.unflatten(tree, flat[: len(avals)])
+            outputs = flat[len(avals) : len(avals) + len(outs)]
+            given = jax.tree.unflatten(scratch_tree, flat[len(avals) + len(outs) :])
+            positional, named = ((), given) if isinstance(given, Mapping) else (tuple(given), {})
+            result = self.body(*inputs, *outputs, *positional, **named)
+            if result is not None:
+                raise ValueError(f"the kernel {self.__name__} at {line} should return None; it returned {type(result).__name__}")
+            return ()
+
+        axes = [*zip(o["grid_names"], o["grid"], strict=False), *zip(o["cluster_names"], o["cluster"], strict=False)]
+        if o["thread_name"] is not None:
+            axes.append((o["thread_name"], o["num_threads"]))
+        closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
+        tracer = Tracer()
+        inputs = tuple(tracer.value_of_aval(v.aval) for v in closed.jaxpr.invars)
+        equations: list[Equation] = []
+        tracer.inline(closed, inputs, equations, line)
+        n = len(refs)
+        gmem: tuple[Value, ...] = inputs[:n]
+        program = Program(
+            name=o["name"] or self.__name__,
+            inputs=gmem,
+            num_outputs=len(outs),
+            scratch=inputs[n:],
+            body=tuple(equations),
+            grid=tuple(int(x) for x in o["grid"]),
+            grid_names=o["grid_names"],
+            cluster=tuple(int(x) for x in o["cluster"]),
+            cluster_names=o["cluster_names"],
+            num_threads=o["num_threads"] or 1,
+            thread_name=o["thread_name"],
+            params=o["compiler_params"],
+            line=line,
+        )
+        return Traced(program, outs, bool(o["interpret"]))
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+
+
+call_p = jex.Primitive("mosaic_gpu_kernel")
+call_p.multiple_results = True
+call_p.def_abstract_eval(lambda *avals, traced: list(traced.out_avals))
+
+
+@call_p.def_impl
+def _impl(*args: Any, traced: Traced) -> list[Any]:
+    from ..runtime import execute
+
+    return execute.run(traced, args)
+
+
+def _lower_simulator(*args: Any, traced: Traced) -> list[Any]:
+    from ..runtime import execute
+
+    return execute.simulator_call(traced, args)
+
+
+def _lower_gpu(*args: Any, traced: Traced) -> list[Any]:
+    from ..runtime import execute
+
+    return execute.gpu_call(traced, args)
+
+
+mlir.register_lowering(call_p, mlir.lower_fun(_lower_simulator, multiple_results=True), platform="cpu")
+mlir.register_lowering(call_p, mlir.lower_fun(_lower_gpu, multiple_results=True), platform="cuda")

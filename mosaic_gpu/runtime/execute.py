@@ -1,0 +1,134 @@
+"""Running a traced kernel: in the simulator where there is no GPU, else compiled and launched."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from ..codegen.build import compile_plan
+from ..codegen.emitter import ENTRY, launch_grid, parameters
+from ..errors import DeviceMismatch, MosaicGpuError
+from ..layouts.shared import itemsize
+from ..plan.build import build_plan
+from ..plan.model import Plan
+from ..plan.tma import tensor_map_arguments
+from ..program import Program
+from . import device, jax_ffi
+from .launch_spec import BufferPointer, LaunchSpec, Scalar, TensorMap
+
+if TYPE_CHECKING:
+    from ..frontend.kernel import Traced
+
+log = logging.getLogger("mosaic_gpu")
+_last: list[MosaicGpuError] = []
+
+
+def last_report() -> MosaicGpuError | None:
+    """The error of the last simulated kernel that failed; inside jit JAX wraps the exception, this is the object."""
+    return _last[-1] if _last else None
+
+
+def target_arch(program: Program, capability: tuple[int, int] | None) -> str:
+    """The architecture to compile for: the program's, else the device's, else sm_90a."""
+    names = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+    if capability is None:
+        return program.params.arch or "sm_90a"
+    have = names.get(capability)
+    if have is None:
+        raise DeviceMismatch(f"compute capability {capability[0]}.{capability[1]}: kernels run on 9.0 (Hopper), 10.0 and 10.3 (Blackwell)", program.line)
+    if program.params.arch not in (None, have):
+        raise DeviceMismatch(f"the kernel is for {program.params.arch}, the device is {have}", program.line)
+    return have
+
+
+@functools.lru_cache(maxsize=256)
+def plan_of(program: Program, arch: str) -> Plan:
+    return build_plan(program, arch)
+
+
+def run(traced: Traced, args: Sequence[Any]) -> list[Any]:
+    """Outside jit: the error class itself comes out."""
+    platforms = {d.platform for x in args if isinstance(x, jax.Array) for d in x.devices()} or {jax.default_backend()}
+    if "gpu" in platforms or "cuda" in platforms:
+        if traced.simulate:
+            return [jax.numpy.asarray(o) for o in simulate(traced, *(np.asarray(x) for x in args))]
+        try:
+            return list(_jitted(traced)(*args))
+        except Exception as error:
+            ours = jax_ffi.translate_error(error)
+            if ours is not None:
+                raise ours from error
+            raise
+    return [jax.numpy.asarray(o) for o in simulate(traced, *(np.asarray(x) for x in args))]
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(traced: Traced) -> Any:
+    from ..frontend.kernel import call_p
+
+    return jax.jit(lambda *a: call_p.bind(*a, traced=traced))
+
+
+@functools.cache
+def _announce() -> None:
+    log.warning("mosaic_gpu: no GPU here, kernels run in the simulator")
+
+
+def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The kernel in the simulator, on NumPy arrays."""
+    from ..simulator.machine import simulate as run_simulator
+
+    try:
+        plan = plan_of(traced.program, target_arch(traced.program, None))
+        return run_simulator(plan, [np.asarray(a) for a in arrays])
+    except MosaicGpuError as error:
+        _last[:] = [error]
+        raise
+
+
+def simulator_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
+    """The kernel as a callback, for a CPU lowering."""
+    _announce()
+    plan_of(traced.program, target_arch(traced.program, None))  # what the compiler refuses is refused when it is lowered
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
+    return list(jax.pure_callback(lambda *a: simulate(traced, *a), types, *args))
+
+
+def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
+    """The kernel compiled and launched, for a CUDA lowering."""
+    if traced.simulate:
+        return simulator_call(traced, args)
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
+    devices = device.gpu_devices()
+    capability = device.compute_capability(devices[0]) if devices else None
+    plan = plan_of(traced.program, target_arch(traced.program, capability))
+    if math.prod(plan.program.grid) == 0 or all(math.prod(t.shape) == 0 for t in types):
+        return [jax.numpy.zeros(t.shape, t.dtype) for t in types]
+    return jax_ffi.launch_call(launch_spec(plan), args, types)
+
+
+def launch_spec(plan: Plan) -> LaunchSpec:
+    """Compile a plan and say how to launch it on arrays of its program's shapes."""
+    built = compile_plan(plan)
+    program = plan.program
+    shapes = [v.shape for v in program.inputs]
+    out: list[TensorMap | BufferPointer | Scalar] = []
+    for p in parameters(plan):
+        if p.kind == "map":
+            m = plan.maps[p.index]
+            dims, strides = tensor_map_arguments(m, shapes[m.input], itemsize(m.dtype))
+            out.append(TensorMap(m.input, m.dtype, dims, strides, m.box, m.swizzle))
+        elif p.kind == "pointer":
+            out.append(BufferPointer(p.index))
+        else:
+            out.append(Scalar(shapes[p.index][p.axis] if p.kind == "dim" else program.grid[p.index], "int32"))
+    blocks = math.prod(program.cluster)
+    return LaunchSpec(
+        built.compiled.cubin, ENTRY, launch_grid(plan), plan.threads, (blocks, 1, 1), plan.shared_bytes, tuple(out), built.compiled.toolchain
+    )
