@@ -43,7 +43,7 @@ kernel(const __grid_constant__ TensorMap map, u32* out, int steps) {{
   extern __shared__ __align__(1024) unsigned char memory[];
   u32 shared = shared_address(memory), full = shared + 65536 + {4 * n * 128};
   int role = uniform(threadIdx.x / 128);
-  if (threadIdx.x == 0) for (int i = 0; i < 4; i++) {{ mbarrier_init(full + 8 * i, 1); mbarrier_init(full + 32 + 8 * i, 2); }}
+  if (threadIdx.x == 0) for (int i = 0; i < 8; i++) mbarrier_init(full + 8 * i, i < 4 ? 1 : 2);
   __syncthreads();
   if (role == 0) {{
     set_max_registers_decrease<{decrease}>();
@@ -61,7 +61,8 @@ kernel(const __grid_constant__ TensorMap map, u32* out, int steps) {{
 {body}
 #line 1 "/kernel-end.cu"
 #pragma unroll
-    for (int i = 0; i < {n // 4}; i++) out[(blockIdx.x * 256 + threadIdx.x) * {n // 4} + i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
+    for (int i = 0; i < {n // 4}; i++)
+      out[(blockIdx.x * 256 + threadIdx.x) * {n // 4} + i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
   }}
 }}
 """

@@ -215,8 +215,8 @@ def test_unknown_messages_are_kept_word_for_word() -> None:
             "no fence",
         ),
         (
-            "(C7517) warpgroup.wait is injected in around line 87 by compiler to allow use of registers defined by GMMA "
-            "in function 'k'",
+            "(C7517) warpgroup.wait is injected in around line 87 by compiler to allow use of registers defined by "
+            "GMMA in function 'k'",
             "injected",
             "put a wait",
         ),

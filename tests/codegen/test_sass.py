@@ -65,7 +65,11 @@ def test_every_instruction_is_read(matmul: sass.Function) -> None:
 
 def test_spills_and_called_functions() -> None:
     source = """
-__device__ __noinline__ int helper(int* p) { int a[64]; for (int i = 0; i < 64; i++) a[i] = p[i]; return a[p[70] & 63]; }
+__device__ __noinline__ int helper(int* p) {
+  int a[64];
+  for (int i = 0; i < 64; i++) a[i] = p[i];
+  return a[p[70] & 63];
+}
 extern "C" __global__ void k(int* p) { if (p[3] > 2) p[0] = helper(p); else p[1] = 5; }
 """
     (function,) = sass.read_cubin(compile_cuda(source, arch="sm_90a", name="/k.cu").cubin)
@@ -107,7 +111,7 @@ made_up:
 .L_x_2:
         /*0080*/                   USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8 ;
         /*0090*/                   BRA.U !UP0, `(.L_x_2) ;
-        /*00a0*/                   BRX R4 -0x40                                      (*"BRANCH_TARGETS .L_x_3,.L_x_4"*) ;
+        /*00a0*/                   BRX R4 -0x40     (*"BRANCH_TARGETS .L_x_3,.L_x_4"*) ;
 .L_x_3:
         /*00b0*/                   HGMMA.64x64x16.F32.BF16 R24, R100, gdesc[UR4], R24, gsb0 ;
         /*00c0*/                   EXIT ;

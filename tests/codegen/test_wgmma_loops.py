@@ -76,7 +76,8 @@ def test_serialized(consumer: Callable[..., str], form: str) -> None:
 
 
 LOAD = """asm volatile("ld.shared.v4.u32 {%%0, %%1, %%2, %%3}, [%%4];"
-  : "=r"(%s[0]), "=r"(%s[1]), "=r"(%s[2]), "=r"(%s[3]) : "r"(shared + k * 2048 + threadIdx.x %% 128 * 16) : "memory");"""
+  : "=r"(%s[0]), "=r"(%s[1]), "=r"(%s[2]), "=r"(%s[3])
+  : "r"(shared + k * 2048 + threadIdx.x %% 128 * 16) : "memory");"""
 
 
 def load(array: str) -> str:
