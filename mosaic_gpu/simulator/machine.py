@@ -22,14 +22,21 @@ from .thread import Thread
 from .tma import TmaEngine
 
 Uninitialized = Literal["nan", "zero"]
+Timing = Literal["late", "early"]
 
 
-def simulate(plan: Plan, arrays: Sequence[Array], *, uninitialized: Uninitialized = "nan") -> list[Array]:
+def simulate(
+    plan: Plan, arrays: Sequence[Array], *, uninitialized: Uninitialized = "nan", timing: Timing = "late"
+) -> list[Array]:
     """Run a planned kernel and return its outputs.
 
     arrays: the kernel's inputs, in order; they are not changed.
     uninitialized: what memory that nobody has written holds.  'nan': NaNs (integers: bytes 0xAB), and reading it raises
     `UninitializedRead`; 'zero': zeros, read without complaint.
+
+    timing: when asynchronous work is done.  'late': copies and tcgen05 only when no thread can go on without them, a
+    wgmma when it is waited for; 'early': all at once.  A kernel that synchronises as it must gives the same bits both
+    ways.
 
     `grid` counts clusters (axes of `cluster` index the blocks inside one); they run one after the other in row-major
     order, the blocks of one cluster side by side.
@@ -52,7 +59,7 @@ def simulate(plan: Plan, arrays: Sequence[Array], *, uninitialized: Uninitialize
             )
         memory.append(GlobalArray.of_input(f"input {i}", array))
     for index in itertools.product(*map(range, program.grid)):
-        Cluster(plan, memory, index, poison).run()
+        Cluster(plan, memory, index, poison, timing == "early").run()
     return [a.data for a in memory[count:]]
 
 
@@ -62,11 +69,12 @@ class BlockState:
     def __init__(self, cluster: Cluster, position: Shape) -> None:
         plan = cluster.plan
         self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, cluster.arrays, cluster.scheduler
-        self.grid, self.position, self.poison = cluster.grid, position, cluster.poison
+        self.grid, self.position = cluster.grid, position
+        self.poison, self.early = cluster.poison, cluster.early
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
-        self.shared = SharedMemory(plan.shared_bytes, cluster.poison)
-        self.tma = TmaEngine(cluster.arrays, self.shared)
-        self.tensor_core = TensorCore(self.shared, cluster.poison)
+        self.shared = SharedMemory(plan.shared_bytes, self.poison)
+        self.tma = TmaEngine(cluster.arrays, self.shared, self.early)
+        self.tensor_core = TensorCore(self.shared, self.poison, self.early)
         self.barriers = {
             id: [MBarrier(self._name(id, slot), a.expected, a.unit) for slot in range(a.count)]
             for id, a in plan.barriers.items()
@@ -117,8 +125,9 @@ class BlockState:
 class Cluster:
     """The blocks of one cluster, which run side by side.  names: how reports call buffers, by value id."""
 
-    def __init__(self, plan: Plan, arrays: list[GlobalArray], grid: Shape, poison: bool) -> None:
-        self.plan, self.arrays, self.grid, self.poison = plan, arrays, grid, poison
+    def __init__(self, plan: Plan, arrays: list[GlobalArray], grid: Shape, poison: bool, early: bool) -> None:
+        self.plan, self.arrays, self.grid = plan, arrays, grid
+        self.poison, self.early = poison, early
         program = plan.program
         self.inputs = {v.id: i for i, v in enumerate(program.inputs)}
         self.names = {v.id: f"{v.space} (scratch {i}, %{v.id})" for i, v in enumerate(program.scratch)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OutOfBounds, UninitializedRead
+from ..errors import Line, OutOfBounds, Race, UninitializedRead
 from ..layouts.shared import SharedLayout, itemsize
 from ..ops.elementwise import numpy_dtype
 from ..program import Affine, View
@@ -110,6 +111,14 @@ class GlobalArray:
         return tuple(index), tuple(inside), tuple(shape)
 
 
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Who wrote, and from which line."""
+
+    who: str
+    line: Line | None
+
+
 class SharedMemory:
     """The dynamic shared memory of a block as bytes, and which of them were written.
 
@@ -123,6 +132,9 @@ class SharedMemory:
         self.written = np.full(size, 0 if poison else 1, np.uint8)
         self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
         self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
+        # Per 16 bytes: 1 + the warpgroup that wrote them by ordinary stores and has not made them visible since.
+        self.unfenced = np.zeros(size // 16, np.uint8)
+        self.writers: dict[int, Writer] = {}
         self.chunks, self.chunk_marks = self.data.reshape(-1, 16), self.written.reshape(-1, 16)
 
     def read(self, index: Array, size: int, what: Callable[[], str]) -> Array:
@@ -136,6 +148,28 @@ class SharedMemory:
     def write(self, index: Array, size: int, raw: Array) -> None:
         self.raw[size][index] = raw
         self.marks[size][index] = WRITTEN[size]
+
+    def mark_unfenced(self, chunks: Array, warpgroup: int, writer: Writer) -> None:
+        """Ordinary stores by a warpgroup: TMA and the tensor core may not see them yet (PTX ISA 8.9.5)."""
+        self.unfenced[chunks] = 1 + warpgroup
+        self.writers[warpgroup] = writer
+
+    def fence(self, warpgroup: int) -> None:
+        """fence.proxy.async by all threads of a warpgroup."""
+        self.unfenced[self.unfenced == 1 + warpgroup] = 0
+
+    def check_fenced(self, chunks: Array, what: str) -> None:
+        """Whether the asynchronous proxy sees these 16-byte chunks as they are."""
+        if not self.unfenced.any():
+            return
+        found = self.unfenced[chunks]
+        if found.any():
+            writer = self.writers[int(np.max(found)) - 1]
+            raise Race(
+                f"{what} reads shared memory that {writer.who} wrote at {writer.line}, with no commit_smem() by that "
+                "warpgroup since: it may read old bytes",
+                kind="missing commit_smem",
+            )
 
 
 @functools.lru_cache(maxsize=256)

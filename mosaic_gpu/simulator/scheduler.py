@@ -39,8 +39,9 @@ class Task:
 
 
 class Scheduler:
-    """Round robin over the tasks of one cluster, in order of their creation.
+    """Round robin over the tasks of one cluster, in order of their creation; engines only when no thread can go on.
 
+    So asynchronous work is done as late as it can be, and a thread that does not wait for it sees that it is not done.
     on_deadlock: called with the tasks that are stuck; returns the error to raise.
     """
 
@@ -56,18 +57,24 @@ class Scheduler:
     def run(self) -> None:
         """Until every task that is not in the background has finished and every engine has run out of work."""
         while True:
-            progress = False
-            for task in list(self.tasks):
-                if task.waiting is not None and not task.waiting.ready():
-                    continue
-                progress = True
-                try:
-                    task.waiting = next(task.steps)
-                except StopIteration:
-                    task.finished = True
-                    self.tasks.remove(task)
-            stuck = [t for t in self.tasks if not t.background]
-            if not progress:
+            while self._turns(background=False):
+                pass
+            if not self._turns(background=True):
+                stuck = [t for t in self.tasks if not t.background]
                 if stuck:
                     raise self.on_deadlock(stuck)
                 return
+
+    def _turns(self, background: bool) -> bool:
+        """One turn for every task of a kind that can go on; whether there was one."""
+        progress = False
+        for task in list(self.tasks):
+            if task.background is not background or (task.waiting is not None and not task.waiting.ready()):
+                continue
+            progress = True
+            try:
+                task.waiting = next(task.steps)
+            except StopIteration:
+                task.finished = True
+                self.tasks.remove(task)
+        return progress

@@ -77,7 +77,10 @@ def gather(
     if (index.max() + 1) * operand.itemsize > shared.data.size:
         end = (int(index.max()) + 1) * operand.itemsize
         raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
-    return exact(shared.read(index, operand.itemsize, lambda: "an MMA"), dtype)
+    what = "tcgen05_mma" if tcgen05 else "wgmma"
+    raw = shared.read(index, operand.itemsize, lambda: what)
+    shared.check_fenced(index * operand.itemsize // 16, what)
+    return exact(raw, dtype)
 
 
 def exact(raw: Array, dtype: str) -> Array:
@@ -168,25 +171,37 @@ class Commit:
 
 
 class TensorCore:
-    """The fifth-generation tensor core of a block: one MMA or commit at each of its turns, in order of issue."""
+    """The fifth-generation tensor core of a block: one MMA or commit at each of its turns, in order of issue.
 
-    def __init__(self, shared: SharedMemory, poison: bool) -> None:
-        self.shared = shared
+    early: at once.
+    """
+
+    def __init__(self, shared: SharedMemory, poison: bool, early: bool = False) -> None:
+        self.shared, self.early = shared, early
         self.memory = TensorMemory(poison)
         self.queue: collections.deque[Mma | Commit] = collections.deque()
+
+    def submit(self, item: Mma | Commit) -> None:
+        """Take an instruction over from the thread that issues it."""
+        if self.early:
+            self._execute(item)
+        else:
+            self.queue.append(item)
 
     def run(self) -> Steps:
         while True:
             yield Blocked(lambda: bool(self.queue), lambda: "no MMA is queued")
-            item = self.queue.popleft()
-            if isinstance(item, Commit):
-                item.barrier.arrive(item.arrival)
-                continue
-            try:
-                self.multiply(item)
-            except MosaicGpuError as e:
-                e.line = e.line or item.line
-                raise
+            self._execute(self.queue.popleft())
+
+    def _execute(self, item: Mma | Commit) -> None:
+        if isinstance(item, Commit):
+            item.barrier.arrive(item.arrival)
+            return
+        try:
+            self.multiply(item)
+        except MosaicGpuError as e:
+            e.line = e.line or item.line
+            raise
 
     def multiply(self, mma: Mma) -> None:
         """The MMA as its instruction descriptor says (PTX ISA 9.7.16.4.2)."""

@@ -1,15 +1,11 @@
-"""A thread of the simulated kernel, the `sim` of simulate rules: a warpgroup of a block, or a warp under `warp_map`.
-
-A value is a whole logical array per warpgroup: how its elements spread over registers was checked by the plan.
-"""
+"""A thread of the simulated kernel, the `sim` of simulate rules: a warpgroup of a block, or a warp under `warp_map`."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,22 +17,21 @@ from ..errors import (
     OutOfBounds,
     Race,
     UninitializedRead,
-    UnsupportedPrimitive,
 )
 from ..layouts.operands import SharedOperand
 from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
 from ..ops.elementwise import numpy_dtype
 from ..ops.refs import Access
-from ..ops.registry import OPS
 from ..ops.wgmma import WgmmaPlan
-from ..plan.model import Role, Step
+from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
-from ..program import Affine, Literal, Operand, Value, View
+from ..program import Value, View
 from . import memory, tensor_core, tma
 from .barriers import Arrival, MBarrier, NamedBarrier
+from .core import Core
 from .memory import Array
-from .scheduler import Blocked, Steps, Task
+from .scheduler import Blocked, Steps
 from .tensor_core import Accumulator
 
 if TYPE_CHECKING:
@@ -45,12 +40,6 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]
 TURN_EVERY = 512  # steps after which a thread lets the others go on, so that polling cannot lock them out
-
-
-@functools.lru_cache(maxsize=4096)
-def literal(x: Literal) -> Array:
-    value: Array = np.asarray(x.value).astype(numpy_dtype(x.dtype))
-    return np.broadcast_to(value, x.shape)
 
 
 @dataclasses.dataclass
@@ -73,28 +62,17 @@ class Wgmma:
     line: Line | None
 
 
-class Thread:
-    """One warpgroup or warp at work on a role."""
+class Thread(Core):
+    """What the simulate rules call `sim`."""
 
     def __init__(
         self, block: BlockState, role: Role, warpgroup: int, warp: int | None = None, parent: Thread | None = None
     ) -> None:
-        self.block, self.role, self.warpgroup, self.warp = block, role, warpgroup, warp
-        self.plan, self.program = block.plan, block.plan.program
-        self.env: dict[int, Array] = dict(parent.env) if parent else {}
+        super().__init__(block, role, warpgroup, warp, parent)
         self.accumulators: dict[int, Accumulator] = dict(parent.accumulators) if parent else {}
         self.warps: list[WarpState] = [parent.warps[warp or 0]] if parent else [WarpState() for _ in range(4)]
         self.in_flight: collections.deque[Wgmma] = collections.deque()
-        self.step: Step | None = None
-        self.children: list[Task] = []
-        self.steps_run = 0
-        self.who = f"{block.name}, {role.name}, warpgroup {warpgroup}" + ("" if warp is None else f", warp {warp}")
 
-    @property
-    def line(self) -> Line | None:
-        return self.step.equation.line if self.step is not None else None
-
-    # ---- running ----------------------------------------------------------------------------------------------------
     def main(self) -> Steps:
         """The whole role, then what must hold at its end."""
         for value in self.role.body.inputs:
@@ -113,33 +91,6 @@ class Thread:
                     left[0].line,
                 )
 
-    def run(self, steps: Iterable[Step]) -> Steps:
-        """Run steps in order; an error that has no line yet gets that of its step."""
-        for step in steps:
-            self.step = step
-            self.steps_run += 1
-            if self.steps_run % TURN_EVERY == 0:
-                yield None
-            equation = step.equation
-            try:
-                if step.waits is not None:
-                    yield from self.wgmma_wait(step.waits)
-                op = OPS.get(equation.op)
-                if op is None or op.simulate_rule is None:
-                    raise UnsupportedPrimitive(f"{equation.op!r} has no rule in the simulator", equation.line)
-                more = op.simulate_rule(self, step)
-                if more is not None:
-                    yield from more
-            except MosaicGpuError as e:
-                if e.line is None:
-                    e.line = equation.line
-                    e.message += f"\n  in {self.who}"
-                raise
-            except Exception as e:
-                if not hasattr(e, "__notes__"):
-                    e.add_note(f"while simulating {equation.op} at {equation.line} in {self.who}")
-                raise
-
     def run_warps(self, roles: Iterable[Role]) -> Steps:
         """Run the roles of a `warp_map` side by side; go on when all have ended."""
         self.children = []
@@ -150,27 +101,7 @@ class Thread:
         yield Blocked(lambda: all(c.finished for c in self.children), lambda: "waits for its warps")
         self.children = []
 
-    # ---- values -----------------------------------------------------------------------------------------------------
-    def read(self, operand: Operand) -> Array:
-        if isinstance(operand, Literal):
-            return literal(operand)
-        assert isinstance(operand, Value)
-        return self.env[operand.id]
-
-    def read_as(self, operand: Operand, like: Value) -> Array:
-        """An operand in the shape and dtype of another value: a constant may stand for a whole array."""
-        x = self.read(operand)
-        if x.dtype != numpy_dtype(like.dtype):
-            x = x.astype(numpy_dtype(like.dtype))
-        return x if x.shape == like.shape else np.broadcast_to(x, like.shape)
-
-    def write(self, value: Value, x: Any) -> None:
-        known = isinstance(x, (np.ndarray, np.generic))
-        self.env[value.id] = x if known else np.asarray(x).astype(numpy_dtype(value.dtype))
-
-    def evaluate(self, a: Affine) -> int:
-        return a.const + sum(int(self.env[v.id]) * f for v, f in a.terms)
-
+    # ---- accumulators -----------------------------------------------------------------------------------------------
     def allocate(self, ref: Value) -> None:
         """A buffer of `run_scoped`.  Memory of the block has its place in the plan; an accumulator starts anew."""
         if ref.space is not None and ref.space.kind == "acc":
@@ -181,14 +112,6 @@ class Thread:
         acc = self._own_accumulator(ref.id, "written")
         if acc.fresh or not dynamic:
             acc.data, acc.fresh = np.zeros_like(acc.data), False
-
-    def axis(self, kind: str, axis: int) -> np.int32:
-        if kind == "thread":
-            return np.int32(self.warpgroup)
-        return np.int32((self.block.grid if kind == "grid" else self.block.position)[axis])
-
-    def runtime_dim(self, input: int, axis: int) -> np.int32:
-        return np.int32(self.block.arrays[input].data.shape[axis])
 
     # ---- Refs -------------------------------------------------------------------------------------------------------
     def load(self, access: Access) -> Array:
@@ -214,7 +137,9 @@ class Thread:
             self.block.array_of(view).store(view, self.evaluate, x)
         else:
             layout, index = self._shared_index(view)
-            self.block.shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
+            shared = self.block.shared
+            shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
+            shared.mark_unfenced(index * layout.itemsize // 16, self.warpgroup, memory.Writer(self.who, self.line))
 
     def _shared_index(self, view: View) -> tuple[SharedLayout, Array]:
         buffer = self.plan.buffers[view.ref.id]
@@ -300,7 +225,7 @@ class Thread:
         destinations = tuple((b.shared, b.barrier(use.array, slot)) for b in group)
         for issue in copy.issues[rank * share : (rank + 1) * share]:
             box, address = self._issue(copy, issue)
-            self.block.tma.queue.append(tma.Load(self.plan.maps[copy.map], box, address, destinations, self.line))
+            self.block.tma.submit(tma.Load(self.plan.maps[copy.map], box, address, destinations, self.line))
 
     def tma_store(self, copy: TmaCopy, commit_group: bool) -> None:
         state = self.warps[0]
@@ -308,7 +233,7 @@ class Thread:
             coordinates, address = self._issue(copy, issue)
             store = tma.Store(self.plan.maps[copy.map], coordinates, address, self.line)
             state.open.append(store)
-            self.block.tma.queue.append(store)
+            self.block.tma.submit(store)
         if commit_group:
             state.groups.append(tma.Group(state.open))
             state.open = []
@@ -321,24 +246,31 @@ class Thread:
             groups.popleft()
 
     def commit_smem(self) -> None:
-        """Proxies are not modelled: a write is visible to all at once."""
+        """What this warpgroup has written is visible to TMA and the tensor core from now on."""
+        self.block.shared.fence(self.warpgroup)
 
     # ---- wgmma ------------------------------------------------------------------------------------------------------
     def _operand(self, operand: SharedOperand) -> int:
         return self.plan.buffers[operand.buffer].offset + self.evaluate(operand.start)
 
     def wgmma(self, plan: WgmmaPlan) -> None:
-        """Issue a group.  It computes when it is waited for, the latest that the hardware might."""
+        """Issue a group.  It computes at once or when it is waited for: the hardware might do either."""
         a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a)
         acc = self.accumulators[plan.acc]
         overwrite = plan.init == "zero" or (plan.init == "dynamic" and acc.fresh)
         acc.fresh = False
         acc.owners += 1
-        self.in_flight.append(Wgmma(plan, a, self._operand(plan.b), overwrite, self.line))
+        group = Wgmma(plan, a, self._operand(plan.b), overwrite, self.line)
+        if self.block.early:
+            self._multiply(group)
+        self.in_flight.append(group)
 
     def wgmma_wait(self, n: int) -> Steps:
         while len(self.in_flight) > n:
             group = self.in_flight.popleft()
+            self.accumulators[group.plan.acc].owners -= 1
+            if self.block.early:
+                continue
             try:
                 self._multiply(group)
             except MosaicGpuError as e:
@@ -356,14 +288,13 @@ class Thread:
             a = tensor_core.register_operand(np.asarray(group.a), plan.a_type)
         b = tensor_core.gather(shared, plan.b, group.b, plan.n, plan.b.mn_major, plan.b_type, False)
         acc.data = tensor_core.multiply_add(None if group.overwrite else acc.data, a, b, plan.k_step, plan.acc_type)
-        acc.owners -= 1
 
     # ---- tcgen05 ----------------------------------------------------------------------------------------------------
     def tcgen05_mma(self, plan: Tcgen05Plan) -> None:
         accumulate = bool(self.read(plan.accumulate))
         column = self.plan.tmem[plan.d].column + plan.d_column
         mma = tensor_core.Mma(plan, self._operand(plan.a), self._operand(plan.b), column, accumulate, self.line)
-        self.block.tensor_core.queue.append(mma)
+        self.block.tensor_core.submit(mma)
         if plan.barrier is not None:
             self.tcgen05_commit(plan.barrier)
 
@@ -371,7 +302,7 @@ class Thread:
         barrier, _ = self._barrier(use)
         unit = self.plan.barriers[use.array].unit
         arrival = Arrival(f"{self.who} (tcgen05 commit)", self.line, unit)
-        self.block.tensor_core.queue.append(tensor_core.Commit(barrier, arrival))
+        self.block.tensor_core.submit(tensor_core.Commit(barrier, arrival))
 
     def tmem_load(self, d: int, column: int, columns: int) -> Array:
         return self.block.tensor_core.memory.load(self.plan.tmem[d].column + column, columns)

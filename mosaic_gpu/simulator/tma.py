@@ -56,28 +56,37 @@ class Group:
 
 
 class TmaEngine:
-    """Works one box off at each of its turns, in order of issue."""
+    """Works one box off at each of its turns, in order of issue; early: at once."""
 
-    def __init__(self, arrays: list[GlobalArray], shared: SharedMemory) -> None:
-        self.arrays, self.shared = arrays, shared
+    def __init__(self, arrays: list[GlobalArray], shared: SharedMemory, early: bool = False) -> None:
+        self.arrays, self.shared, self.early = arrays, shared, early
         self.queue: collections.deque[Load | Store] = collections.deque()
+
+    def submit(self, copy: Load | Store) -> None:
+        """Take a copy over from the thread that issues it."""
+        if self.early:
+            collections.deque(self._move(copy), maxlen=0)
+        else:
+            self.queue.append(copy)
 
     def run(self) -> Steps:
         while True:
             yield Blocked(lambda: bool(self.queue), lambda: "no copy is queued")
-            copy = self.queue.popleft()
-            try:
-                if isinstance(copy, Load):
-                    self._load(copy)
-                else:
-                    data = self._read_shared(copy)
-                    copy.read = True
-                    yield None
-                    self._write_global(copy, data)
-                    copy.done = True
-            except MosaicGpuError as e:
-                e.line = e.line or copy.line
-                raise
+            yield from self._move(self.queue.popleft())
+
+    def _move(self, copy: Load | Store) -> Steps:
+        try:
+            if isinstance(copy, Load):
+                self._load(copy)
+            else:
+                data = self._read_shared(copy)
+                copy.read = True
+                yield None
+                self._write_global(copy, data)
+                copy.done = True
+        except MosaicGpuError as e:
+            e.line = e.line or copy.line
+            raise
 
     def _load(self, copy: Load) -> None:
         data = read_box(self.arrays[copy.map.input], copy.map, copy.coordinates)
@@ -86,6 +95,7 @@ class TmaEngine:
         for shared, barrier in copy.destinations:
             shared.chunks[chunks] = raw
             shared.chunk_marks[chunks] = 1
+            shared.unfenced[chunks] = 0
             barrier.loaded_phase, barrier.loaded_line = barrier.phase, copy.line
             barrier.complete_tx(data.nbytes)
 
@@ -94,6 +104,7 @@ class TmaEngine:
         chunks = chunk_index(copy.address, box_bytes(m), m.swizzle)
         if not self.shared.chunk_marks[chunks].all():
             raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
+        self.shared.check_fenced(chunks, "copy_smem_to_gmem")
         data = self.shared.chunks[chunks].reshape(-1).view(self.arrays[m.input].data.dtype)
         return data.reshape(m.box[::-1])
 

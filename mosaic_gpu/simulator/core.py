@@ -1,0 +1,111 @@
+"""The core of a simulated thread: running the steps of its role, and the values they pass on.
+
+A value is a whole logical array per warpgroup: how its elements spread over registers was checked by the plan.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import Line, MosaicGpuError, UnsupportedPrimitive
+from ..ops.elementwise import numpy_dtype
+from ..ops.registry import OPS
+from ..plan.model import Role, Step
+from ..program import Affine, Literal, Operand, Value
+from .memory import Array
+from .scheduler import Steps, Task
+
+if TYPE_CHECKING:
+    from .machine import BlockState
+
+TURN_EVERY = 512  # steps after which a thread lets the others go on, so that polling cannot lock them out
+
+
+@functools.lru_cache(maxsize=4096)
+def literal(x: Literal) -> Array:
+    """A constant as an array of its shape."""
+    value: Array = np.asarray(x.value).astype(numpy_dtype(x.dtype))
+    return np.broadcast_to(value, x.shape)
+
+
+class Core:
+    """One warpgroup or warp at work on a role."""
+
+    def __init__(
+        self, block: BlockState, role: Role, warpgroup: int, warp: int | None = None, parent: Core | None = None
+    ) -> None:
+        self.block, self.role, self.warpgroup, self.warp = block, role, warpgroup, warp
+        self.plan, self.program = block.plan, block.plan.program
+        self.env: dict[int, Array] = dict(parent.env) if parent else {}
+        self.step: Step | None = None
+        self.children: list[Task] = []
+        self.steps_run = 0
+        self.who = f"{block.name}, {role.name}, warpgroup {warpgroup}" + ("" if warp is None else f", warp {warp}")
+
+    @property  # of the step that it is at
+    def line(self) -> Line | None:
+        return self.step.equation.line if self.step is not None else None
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+    def run(self, steps: Iterable[Step]) -> Steps:
+        """Run steps in order; an error that has no line yet gets that of its step."""
+        for step in steps:
+            self.step = step
+            self.steps_run += 1
+            if self.steps_run % TURN_EVERY == 0:
+                yield None
+            equation = step.equation
+            try:
+                if step.waits is not None:
+                    yield from self.wgmma_wait(step.waits)
+                op = OPS.get(equation.op)
+                if op is None or op.simulate_rule is None:
+                    raise UnsupportedPrimitive(f"{equation.op!r} has no rule in the simulator", equation.line)
+                more = op.simulate_rule(self, step)
+                if more is not None:
+                    yield from more
+            except MosaicGpuError as e:
+                if e.line is None:
+                    e.line = equation.line
+                    e.message += f"\n  in {self.who}"
+                raise
+            except Exception as e:
+                if not hasattr(e, "__notes__"):
+                    e.add_note(f"while simulating {equation.op} at {equation.line} in {self.who}")
+                raise
+
+    def wgmma_wait(self, n: int) -> Steps:
+        raise NotImplementedError
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+    def read(self, operand: Operand) -> Array:
+        if isinstance(operand, Literal):
+            return literal(operand)
+        assert isinstance(operand, Value)
+        return self.env[operand.id]
+
+    def read_as(self, operand: Operand, like: Value) -> Array:
+        """An operand in the shape and dtype of another value: a constant may stand for a whole array."""
+        x = self.read(operand)
+        if x.dtype != numpy_dtype(like.dtype):
+            x = x.astype(numpy_dtype(like.dtype))
+        return x if x.shape == like.shape else np.broadcast_to(x, like.shape)
+
+    def write(self, value: Value, x: Any) -> None:
+        known = isinstance(x, (np.ndarray, np.generic))
+        self.env[value.id] = x if known else np.asarray(x).astype(numpy_dtype(value.dtype))
+
+    def evaluate(self, a: Affine) -> int:
+        return a.const + sum(int(self.env[v.id]) * f for v, f in a.terms)
+
+    def axis(self, kind: str, axis: int) -> np.int32:
+        if kind == "thread":
+            return np.int32(self.warpgroup)
+        return np.int32((self.block.grid if kind == "grid" else self.block.position)[axis])
+
+    def runtime_dim(self, input: int, axis: int) -> np.int32:
+        return np.int32(self.block.arrays[input].data.shape[axis])
