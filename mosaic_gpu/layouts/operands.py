@@ -83,7 +83,9 @@ def shared_operand(view: View, layout: SharedLayout, k_axis: int, what: str, lin
     if row_index.stride != 1 or col_index.stride != 1:
         raise IllegalInstruction(f"{what}: strided slices cannot be described ({view})", line)
     group_bytes = row_tile_stride if rows_in_tile == 8 else 8 * row_stride
-    start = _along(row_index.start, 8, group_bytes, rows_in_tile, row_tile_stride, what, "row", line)
+    one_tile = rows_in_tile == layout.shape[row_dim]  # then every group of 8 rows is group_bytes behind the one before
+    row_tile, row_tile_bytes = (8, group_bytes) if one_tile else (rows_in_tile, row_tile_stride)
+    start = _along(row_index.start, 8, group_bytes, row_tile, row_tile_bytes, what, "row", line)
     if rows_in_tile > 8 and n_rows > rows_in_tile:
         raise IllegalInstruction(f"{what}: {n_rows} rows in tiles of {rows_in_tile}; use tiles of 8 or of all {n_rows} rows", line)
     if rows_in_tile > 8 and row_index.start.static and row_index.start.const % rows_in_tile + n_rows > rows_in_tile:

@@ -73,7 +73,7 @@ def shared_digits(view: View, layout: SharedLayout, line: Line | None) -> tuple[
         inner, inner_stride = parts[0]
         outer = parts[1] if len(parts) > 1 else (1, inner * inner_stride)
         size = 1 if index.size is None else index.size
-        if len(parts) == 1:
+        if len(parts) == 1 or inner == layout.shape[d]:
             offset = offset + index.start * inner_stride
             if index.size is not None:
                 digits.append((size, inner_stride, kept.index(d), 1))

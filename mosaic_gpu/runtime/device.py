@@ -7,7 +7,7 @@ import jax
 from mosaic_gpu import errors
 from mosaic_gpu.runtime import native
 
-__all__ = ["compute_capability", "driver_version", "gpu_devices"]
+__all__ = ["compute_capability", "default_arch", "device_key", "driver_version", "gpu_devices"]
 
 
 def gpu_devices() -> list[jax.Device]:
@@ -33,3 +33,22 @@ def driver_version() -> tuple[int, int] | None:
     except errors.ToolchainError:
         return None
     return (version // 1000, version % 1000 // 10) if version else None
+
+
+def default_arch() -> str | None:
+    """What the first GPU compiles for: 'sm_90a', 'sm_100a', 'sm_103a', or e.g. 'sm_80' for one we have no kernels for.
+
+    None without a GPU.
+    """
+    devices = gpu_devices()
+    capability = compute_capability(devices[0]) if devices else None
+    if capability is None:
+        return None
+    suffix = "a" if capability in ((9, 0), (10, 0), (10, 3)) else ""
+    return f"sm_{capability[0]}{capability[1]}{suffix}"
+
+
+def device_key() -> str | None:
+    """The first GPU's name as a folder name, e.g. 'nvidia_h200'; None without a GPU."""
+    devices = gpu_devices()
+    return str(devices[0].device_kind).lower().replace(" ", "_") if devices else None

@@ -130,5 +130,12 @@ def launch_spec(plan: Plan) -> LaunchSpec:
             out.append(Scalar(shapes[p.index][p.axis] if p.kind == "dim" else program.grid[p.index], "int32"))
     blocks = math.prod(program.cluster)
     return LaunchSpec(
-        built.compiled.cubin, ENTRY, launch_grid(plan), plan.threads, (blocks, 1, 1), plan.shared_bytes, tuple(out), built.compiled.toolchain
+        built.compiled.cubin,
+        ENTRY,
+        launch_grid(plan),
+        plan.threads,
+        (blocks, 1, 1),
+        plan.shared_bytes,
+        tuple(out),
+        f"{built.compiled.toolchain} {plan.arch}",
     )

@@ -109,6 +109,18 @@ def register_operand(x: Array, dtype: str) -> Array:
 
 
 # ---- products -------------------------------------------------------------------------------------------------------
+SINGLE_THREADED = 1 << 18  # m * n * k up to which OpenBLAS uses one thread
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """a @ b in slices of rows so small that BLAS does not wake its threads, which costs more than the product itself."""
+    m, k = a.shape
+    rows = m
+    while rows % 2 == 0 and rows * k * b.shape[1] > SINGLE_THREADED:
+        rows //= 2
+    return np.matmul(a.reshape(m // rows, rows, k), b).reshape(m, b.shape[1])
+
+
 def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: str) -> Array:
     """acc + a @ b.T (acc None: zero), a [m, k] and b [n, k] from `exact`, as a new array of acc_type.
 
@@ -117,10 +129,10 @@ def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: s
     """
     with np.errstate(all="ignore"):
         if acc_type == "int32":
-            total = (a @ b.T).astype(np.int64) + (0 if acc is None else acc)
+            total = matmul(a, b.T).astype(np.int64) + (0 if acc is None else acc)
             return total.astype(np.int32)
         if acc_type == "float32":
-            product: Array = np.matmul(a, b.T, dtype=np.float32)
+            product = matmul(a, b.T)
             return product if acc is None else np.add(acc, product, dtype=np.float32)
         for k in range(0, a.shape[1], k_step):
             product = a[:, k : k + k_step] @ b[:, k : k + k_step].T

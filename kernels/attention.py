@@ -1,0 +1,100 @@
+"""Attention: checks the call, chooses the kernel by the type of its config, and has no kernel of its own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from mosaic_gpu.errors import DeviceMismatch, UnsupportedCall
+from mosaic_gpu.kernels.sm90 import attention as sm90
+from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
+from mosaic_gpu.runtime.device import default_arch
+
+AttentionConfig = sm90.AttentionConfig | Sm100Config
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    config: AttentionConfig | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """softmax(scale q k^T) v.
+
+    q: (..., s, h, d); k, v: (..., t, h_kv, d) of the same dtype, float16 or bfloat16; d 64, 128 or 256; h a multiple of h_kv
+    (grouped heads); any s and t; any number of equal leading batch dimensions.
+    causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
+    return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
+    A query that sees no key gives zeros, and an LSE of -inf.
+    config: None takes the tuned one for this device and shape, else the default of the device's generation.
+
+    Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
+    """
+    _check(q, k, v, scale)
+    *batch, s, h, d = q.shape
+    t, h_kv = k.shape[-3:-1]
+    scale = d**-0.5 if scale is None else float(scale)
+    if 0 in q.shape or t == 0:
+        out = jnp.zeros(q.shape, q.dtype)
+        return (out, jnp.full((*batch, h, s), -jnp.inf, jnp.float32)) if return_lse else out
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    config = config or choose_config(q, k, causal)
+    arch = default_arch()
+    if isinstance(config, sm90.AttentionConfig):
+        _match(config, arch, "sm_90")
+        results = sm90.attention(q, k, v, config=config, causal=causal, scale=scale, return_lse=return_lse)
+    elif isinstance(config, Sm100Config):
+        _match(config, arch, "sm_10")
+        raise UnsupportedCall("attention has no Blackwell kernel yet; on sm_100a there is mosaic_gpu.kernels.sm100.matmul")
+    else:
+        raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
+    out = results[0].reshape(*batch, s, h, d)
+    return (out, results[1].reshape(*batch, h, s)) if return_lse else out
+
+
+def choose_config(q: jax.Array, k: jax.Array, causal: bool) -> AttentionConfig:
+    """The tuned config for this device and call if there is one, else the generation's default."""
+    from mosaic_gpu.tune.cache import lookup
+
+    arch = default_arch()
+    if arch is not None and arch.startswith("sm_10"):
+        return Sm100Config()
+    found = lookup("attention", tuning_key(q.shape, k.shape, str(q.dtype), causal))
+    if found is not None:
+        return sm90.AttentionConfig.from_json(found)
+    return sm90.default_config(q.shape[-1])
+
+
+def tuning_key(q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: str, causal: bool) -> str:
+    """What a tuned config depends on: head dim, dtype, mask, and the lengths by powers of two; not batch and heads."""
+
+    def bucket(n: int) -> int:
+        return 1 << max(n - 1, 0).bit_length()
+
+    return f"d{q_shape[-1]} {dtype} {'causal' if causal else 'full'} s{bucket(q_shape[-3])} t{bucket(k_shape[-3])}"
+
+
+def _match(config: AttentionConfig, arch: str | None, prefix: str) -> None:
+    if arch is not None and not arch.startswith(prefix):
+        raise DeviceMismatch(f"{type(config).__name__} is for {config.generation}, this device is {arch}; leave config out, or pass that generation's")
+
+
+def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim < 3:
+            raise UnsupportedCall(f"attention: {name} has shape {x.shape}; it takes (..., length, heads, head dim)")
+    if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
+        raise UnsupportedCall(f"attention of q {q.dtype}, k {k.dtype}, v {v.dtype}: all float16 or all bfloat16")
+    if k.shape != v.shape or q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
+        raise UnsupportedCall(f"attention: q {q.shape}, k {k.shape}, v {v.shape}: k and v must be alike, and share batch dimensions and head dim with q")
+    if q.shape[-1] not in sm90.HEAD_DIMS:
+        raise UnsupportedCall(f"attention: head dim {q.shape[-1]}; this version has {sm90.HEAD_DIMS}; pad q, k and v with zeros and pass scale")
+    h, h_kv = q.shape[-2], k.shape[-2]
+    if h_kv == 0 or h % h_kv:
+        raise UnsupportedCall(f"attention: {h} query heads over {h_kv} KV heads: {h} is not a multiple of {h_kv}")
+    if scale is not None and not scale > 0:
+        raise UnsupportedCall(f"attention: scale={scale}; it must be positive")

@@ -1,0 +1,30 @@
+"""What all kernel configs share: frozen, tagged with their GPU generation, JSON round trip."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every kernel's config.  `generation` is the tag; two generations never share a config type."""
+
+    generation: ClassVar[str]
+    kernel: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the tag."""
+        return {"generation": self.generation, "kernel": self.kernel, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The config that `to_json` gave; ValueError for another kernel's, another generation's or an unknown field."""
+        fields = dict(data)
+        tag = (fields.pop("generation", None), fields.pop("kernel", None))
+        if tag != (cls.generation, cls.kernel):
+            raise ValueError(f"a config of {tag[1]} for {tag[0]}; {cls.__name__} is for {cls.kernel} on {cls.generation}")
+        unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
+        return cls(**fields)
