@@ -113,12 +113,13 @@ SINGLE_THREADED = 1 << 18  # m * n * k up to which OpenBLAS uses one thread
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """a @ b in slices of rows so small that BLAS does not wake its threads, which costs more than the product itself."""
+    """a @ b in slices of rows so small that BLAS does not wake its threads, which costs more than the product."""
     m, k = a.shape
     rows = m
     while rows % 2 == 0 and rows * k * b.shape[1] > SINGLE_THREADED:
         rows //= 2
-    return np.matmul(a.reshape(m // rows, rows, k), b).reshape(m, b.shape[1])
+    product: Array = np.matmul(a.reshape(m // rows, rows, k), b)
+    return product.reshape(m, b.shape[1])
 
 
 def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: str) -> Array:
