@@ -25,7 +25,7 @@ endif
 $(STAMP): $(INSTALL_SOURCES)
 	@test -n "$(PYTHON)" || { echo "no Python interpreter for $(VENV)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dev]' $(JAX)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dev]' $(if $(JAX),'$(JAX)')
 	echo '$(PACKAGES)' > $(VENV)/.packages
 	touch $@
 

@@ -164,3 +164,10 @@ def test_threads_share_a_launcher(driver, make_spec):
     assert not failures
     assert len(driver.calls("cuLaunchKernelEx")) == 1200
     assert len(driver.calls("cuLibraryLoadData")) == 1
+
+
+def test_a_real_cubin_is_taken(driver, scale_tiles):
+    driver.parameters(128, 8, 4, 4)
+    with Launcher(scale_tiles("sm_90a", blocks=2, factor=3.0)) as launcher:
+        launcher.launch([0x1000, 0x2000], [2048, 2048])
+    assert len(driver.calls("cuLaunchKernelEx")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_cubin_the_driver_refuses_is_a_matter_of_versions(driver, make_spec, r
     with Launcher(make_spec()) as launcher, pytest.raises(errors.ToolchainError) as caught:
         launcher.launch([], [])
     text = str(caught.value)
-    assert "NVRTC 13.0 sm_90a" in text and "CUDA 12.8" in text and f"({result})" in text
+    assert "NVRTC 13.0 sm_90a" in text and "driver for CUDA 12.8." in text and f"({result})" in text
     assert not driver.calls("cuLaunchKernelEx")
 
 
@@ -178,3 +179,12 @@ def test_a_closed_launcher(make_spec):
     launcher.close()
     with pytest.raises(errors.MosaicGpuError, match="closed"):
         launcher.launch([], [])
+
+
+def test_a_cut_off_cubin_is_refused(driver, scale_tiles):
+    whole = scale_tiles("sm_90a", blocks=1, factor=1.0)
+    for size in (64, len(whole.cubin) // 2, len(whole.cubin) - 1):
+        with Launcher(dataclasses.replace(whole, cubin=whole.cubin[:size])) as launcher:
+            with pytest.raises(errors.ToolchainError, match=f"its {size} bytes are no complete ELF image"):
+                launcher.launch([0x1000, 0x2000], [1024, 1024])
+    assert not driver.calls("cuLibraryLoadData")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import jax
@@ -52,6 +53,33 @@ def test_executables_with_one_cubin_load_it_once(driver, make_spec):
     assert len(driver.calls("cuLaunchKernelEx")) == 3
     assert len(driver.calls("cuLibraryLoadData")) == 1
     assert not driver.calls("cuLibraryUnload")
+
+
+def test_what_launches_of_one_cubin_allow_only_grows(driver, make_spec):
+    spec = make_spec(BufferPointer(0), grid=(16, 1, 1))
+    changes = [
+        {"shared_bytes": 2000},
+        {"shared_bytes": 1000},
+        {"shared_bytes": 3000},
+        {"shared_bytes": 1000, "cluster": (16, 1, 1)},
+        {"shared_bytes": 2000, "cluster": (16, 1, 1)},
+    ]
+    for change in changes:
+        changed = dataclasses.replace(spec, **change)
+        jax.block_until_ready(jax.jit(lambda a, s=changed: jax_ffi.launch_call(s, [a], [OUT]))(jnp.zeros(4)))
+    allowed = [(call["attribute"], call["value"]) for call in driver.calls("cuKernelSetAttribute")]
+    assert allowed == [("8", "2000"), ("8", "3000"), ("14", "1")]
+    assert len(driver.calls("cuLaunchKernelEx")) == len(changes)
+
+
+def test_a_real_cubin_arrives_byte_for_byte(driver, scale_tiles):
+    spec = scale_tiles("sm_90a", blocks=1, factor=2.0)
+    driver.parameters(128, 8, 4, 4)
+    jax.block_until_ready(jax.jit(lambda a: jax_ffi.launch_call(spec, [a], [OUT]))(jnp.zeros((8, 32))))
+    (load,) = driver.calls("cuLibraryLoadData")
+    size = int(load["bytes"])
+    assert len(spec.cubin) - 16 < size <= len(spec.cubin)
+    assert int(load["sum"]) == sum((i + 1) * byte for i, byte in enumerate(spec.cubin[:size])) % (1 << 64)
 
 
 def test_aliased_output_lies_on_its_donated_input(driver, make_spec):
