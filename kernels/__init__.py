@@ -1,4 +1,4 @@
-"""Kernels written in the language, one a file, and the dispatchers that choose among them by the type of their config."""
+"""Kernels written in the language, one a file, and dispatchers that choose among them by the type of their config."""
 
 if __name__ != "mosaic_gpu.kernels":
     # A second copy of the config classes would break the dispatch by type.

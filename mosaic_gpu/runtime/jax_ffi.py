@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,6 @@ from mosaic_gpu.runtime.launch_spec import BufferPointer, LaunchSpec, TensorMap,
 __all__ = ["TARGET", "launch_call", "register", "register_cpu_test_target", "translate_error"]
 
 TARGET = "mosaic_gpu_launch"
-
-_capsule: Callable[[int], Any] = jax.ffi.pycapsule  # JAX declares no types for it
 
 _lock = threading.Lock()
 _registered: set[str] = set()
@@ -43,12 +41,12 @@ def _register(platform: str, prefix: str, stages: Sequence[str]) -> None:
         jax.ffi.register_ffi_type(
             f"{TARGET}_{prefix}_state",
             {
-                "type_id": _capsule(native.data_address(f"mosaic_gpu_{prefix}_type_id")),
-                "type_info": _capsule(native.data_address(f"mosaic_gpu_{prefix}_type_info")),
+                "type_id": jax.ffi.pycapsule(native.data_address(f"mosaic_gpu_{prefix}_type_id")),
+                "type_info": jax.ffi.pycapsule(native.data_address(f"mosaic_gpu_{prefix}_type_info")),
             },
             platform=platform,
         )
-        handlers = {stage: _capsule(native.address(f"mosaic_gpu_{prefix}_{stage}")) for stage in stages}
+        handlers = {stage: jax.ffi.pycapsule(native.address(f"mosaic_gpu_{prefix}_{stage}")) for stage in stages}
         jax.ffi.register_ffi_target(TARGET, handlers, platform=platform)
         _registered.add(platform)
 
