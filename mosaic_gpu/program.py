@@ -30,16 +30,20 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """An SSA value.  `space` is None for scalars and register arrays, else the value is a Ref into that memory."""
+    """An SSA value.  `space` is None for scalars and register arrays, else the value is a Ref into that memory.
+
+    name: what the user's function calls a Ref; for people, it makes no difference between programs.
+    """
 
     id: int
     shape: Shape
     dtype: str
     space: MemorySpace | None = None
+    name: str = dataclasses.field(default="", compare=False)
 
     def __str__(self) -> str:
         kind = f"{self.space} " if self.space else ""
-        return f"%{self.id}:{kind}{self.dtype}{list(self.shape)}"
+        return f"{self.name or f'%{self.id}'}:{kind}{self.dtype}{list(self.shape)}"
 
 
 @dataclasses.dataclass(frozen=True)

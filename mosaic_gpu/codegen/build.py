@@ -11,7 +11,7 @@ from ..plan.model import Plan
 from .cubin_cache import cached_compile
 from .emitter import ENTRY, emit
 from .nvrtc import Compiled
-from .resources import ResourceReport, check, report_resources
+from .resources import ResourceReport, check, log_complaints, report_resources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ def compile_plan(plan: Plan) -> Built:
     """Emit and compile a plan.  A spill or a serialised MMA is a warning, with `CompilerParams(strict=True)` an error."""
     source = emit(plan)
     options = ["--fmad=false"] if plan.program.params.strict_math else []
-    compiled, hit = cached_compile(source, arch=plan.arch, name=f"{plan.program.name}.cu", extra_options=options)
-    if not hit:
-        _refuse(plan, compiled)
+    name = f"/mosaic_gpu/{plan.program.name}.cu"  # absolute, else NVRTC puts the working directory in front
+    compiled, hit = cached_compile(source, arch=plan.arch, name=name, extra_options=options, accept=lambda c: check_budgets(plan, c))
+    _complain(plan, compiled)
     return Built(source, compiled, hit)
 
 
@@ -47,16 +47,20 @@ def budgets(plan: Plan) -> list[tuple[str, int]]:
     return [(r.name, r.registers) for r in plan.roles for _ in r.indices if r.registers is not None]
 
 
-def _refuse(plan: Plan, compiled: Compiled) -> None:
-    resources = report(plan, compiled)
+def check_budgets(plan: Plan, compiled: Compiled) -> None:
+    """Refuse a cubin that does not keep the register budgets (this disassembles it, so it is done once, before it is cached)."""
     if budgets(plan):
-        check(resources, budgets(plan), plan.program.num_threads)
-    complaints = resources.complaints()
+        check(report(plan, compiled), budgets(plan), plan.program.num_threads)
+
+
+def _complain(plan: Plan, compiled: Compiled) -> None:
+    """Spills and serialised or injected waits, from the compiler's log."""
+    complaints = log_complaints(compiled)
     if complaints:
         text = f"kernel {plan.program.name}: " + "; ".join(complaints)
         if plan.program.params.strict:
             raise ToolchainError(text, plan.program.line)
-        warnings.warn(text, SpillWarning, stacklevel=2)
+        warnings.warn(text, SpillWarning, stacklevel=3)
 
 
 def body_of(source: str) -> str:

@@ -17,7 +17,7 @@ import threading
 import warnings
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,8 +64,18 @@ def cache_key(source: str, *, arch: str, name: str, options: Sequence[str], tool
     return digest.hexdigest()
 
 
-def cached_compile(source: str, *, arch: str, name: str, extra_options: Sequence[str] = ()) -> CacheResult:
-    """`compile_cuda`, unless the result is at hand. Errors are not remembered."""
+def cached_compile(
+    source: str,
+    *,
+    arch: str,
+    name: str,
+    extra_options: Sequence[str] = (),
+    accept: Callable[[Compiled], None] | None = None,
+) -> CacheResult:
+    """`compile_cuda`, unless the result is at hand. Errors are not remembered.
+
+    accept: called with a fresh result before it is kept; what it refuses (by raising) is not.
+    """
     options = (*BASE_OPTIONS, *extra_options)
     key = cache_key(source, arch=arch, name=name, options=options, toolchain=find_nvrtc().toolchain)
     with _guard:
@@ -75,7 +85,7 @@ def cached_compile(source: str, *, arch: str, name: str, extra_options: Sequence
             if key in _memo:
                 _memo.move_to_end(key)
                 return CacheResult(_memo[key], True)
-        result = _from_disk_or_compiler(key, source, arch, name, extra_options)
+        result = _from_disk_or_compiler(key, source, arch, name, extra_options, accept)
         with _guard:
             _memo[key] = result.compiled
             while len(_memo) > _REMEMBERED:
@@ -83,7 +93,14 @@ def cached_compile(source: str, *, arch: str, name: str, extra_options: Sequence
     return result
 
 
-def _from_disk_or_compiler(key: str, source: str, arch: str, name: str, extra_options: Sequence[str]) -> CacheResult:
+def _from_disk_or_compiler(
+    key: str,
+    source: str,
+    arch: str,
+    name: str,
+    extra_options: Sequence[str],
+    accept: Callable[[Compiled], None] | None,
+) -> CacheResult:
     global _compilations
     folder = cache_folder()
     path = folder / key if folder else None
@@ -94,6 +111,8 @@ def _from_disk_or_compiler(key: str, source: str, arch: str, name: str, extra_op
         if path and (stored := _read(path, complain=True)):  # another process was faster
             return CacheResult(stored, True)
         compiled = compile_cuda(source, arch=arch, name=name, extra_options=extra_options)
+        if accept is not None:
+            accept(compiled)
         with _guard:
             _compilations += 1
         if path:

@@ -66,7 +66,6 @@ class Emitter(MmaEmitter):
         self.single_thread = False
         self.scope = Scope.WARPGROUP
         self.count = 0
-        self.phases: set[int] = set()
         self.last_line: Line | None = None
 
     def fresh(self) -> int:
@@ -148,26 +147,30 @@ class Emitter(MmaEmitter):
             self.line("cluster_arrive(); cluster_wait();")
 
     def _role(self, role: Role) -> None:
-        outer = (self.layouts, self.single_thread, self.scope, self.phases)
+        outer = (self.layouts, self.single_thread, self.scope)
         self.layouts, self.single_thread, self.scope = role.layouts, role.single_thread, role.scope
-        self.phases = set()
         self.line(f"// role {role.name}" + (", one thread" if role.single_thread else ""))
+        waited = list(dict.fromkeys(_waited(role.body)))
+        if role.scope is Scope.WARPGROUP and not role.single_thread:
+            self._phases(waited)
         if role.single_thread:
             for s in _register_steps(role.body):
                 self._step(s)
             with self.block("if (tid == 0)" if role.scope is Scope.WARPGROUP else "if (lane == 0)"):
-                self._phases(role.body)
+                if role.scope is Scope.WARPGROUP:
+                    self._phases(waited)
                 self.steps(role.body.steps)
-            if role.scope is Scope.WARP:
+            if role.scope is Scope.WARP:  # the other lanes learn which phases their warp has seen
                 self.line("__syncwarp();")
+                for array in waited:
+                    self.line(f"{self.phase(array)} = uniform({self.phase(array)});")
         else:
-            self._phases(role.body)
             self.steps(role.body.steps)
-        self.layouts, self.single_thread, self.scope, self.phases = outer
+        self.layouts, self.single_thread, self.scope = outer
 
-    def _phases(self, body: Block) -> None:
-        for array in dict.fromkeys(_waited(body)):
-            self.phases.add(array)
+    def _phases(self, waited: Sequence[int]) -> None:
+        """One bit a barrier: the parity this role waits for next.  Its warps, under `warp_map`, use the same."""
+        for array in waited:
             self.line(f"u32 {self.phase(array)} = 0;")
 
     def warp_roles(self, roles: Sequence[Role]) -> None:
@@ -320,10 +323,13 @@ def _register_steps(body: Block) -> Iterator[Step]:
 
 
 def _waited(body: Block) -> Iterator[int]:
-    """Barrier arrays that a role waits on (its warps keep their own)."""
+    """Barrier arrays that a role, or a warp of it, waits on."""
     for s in body.steps:
         if s.equation.op == "barrier_wait":
             yield s.data.array
+        if s.equation.op == "warp_map":
+            for role in s.data:
+                yield from _waited(role.body)
         for r in s.regions:
             yield from _waited(r)
 

@@ -97,6 +97,16 @@ def report_resources(compiled: Compiled, kernel: str | None = None, dynamic_shar
     )
 
 
+def log_complaints(compiled: Compiled) -> list[str]:
+    """`ResourceReport.complaints` as far as the compiler's log tells, without the (slow) disassembly."""
+    log = parse_log(compiled.log, compiled.ptx)
+    found = [str(message) for message in log.messages]
+    for usage in log.functions:
+        if usage.spill_stores or usage.spill_loads:
+            found.append(f"{usage.name}: {usage.spill_stores} bytes of spill stores and {usage.spill_loads} of spill loads.")
+    return found
+
+
 def check_sum(entry_registers: int, requested_budgets: Sequence[tuple[str, int]], warpgroups: int) -> None:
     """Refuses budgets that together exceed what the block is launched with. Can be asked before compiling.
 

@@ -19,7 +19,7 @@ from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value
 from .memory import RefType
 from .primitives import is_ref
-from .trace import Tracer, function_line
+from .trace import Tracer, function_line, leaf_names
 
 UNSET: Any = object()
 
@@ -168,7 +168,7 @@ class _Kernel:
             axes.append((o["thread_name"], o["num_threads"]))
         closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
         tracer = Tracer()
-        inputs = tuple(tracer.value_of_aval(v.aval) for v in closed.jaxpr.invars)
+        inputs = tuple(tracer.value_of_aval(v.aval, n) for v, n in zip(closed.jaxpr.invars, self._names(tree, scratch_tree, len(outs)), strict=True))
         equations: list[Equation] = []
         tracer.inline(closed, inputs, equations, line)
         n = len(refs)
@@ -189,6 +189,13 @@ class _Kernel:
             line=line,
         )
         return Traced(program, outs, bool(o["interpret"]))
+
+    def _names(self, tree: Any, scratch_tree: Any, outputs: int) -> list[str]:
+        """What the body calls its Refs."""
+        inputs = jax.tree.unflatten(tree, range(tree.num_leaves))
+        given = jax.tree.unflatten(scratch_tree, range(scratch_tree.num_leaves))
+        positional, named = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+        return leaf_names(self.body, (*inputs, *range(outputs), *positional), named)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from ..program import Shape  # noqa: F401  (re-exported for annotations)
 from .memory import RefType
 from .primitives import is_ref, run_scoped_p, slice_class, warp_map_p
+from .trace import leaf_names
 
 
 def when(condition: Any) -> Callable[[Callable[[], None]], None]:
@@ -62,7 +62,8 @@ def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str
 
     closed = jax.make_jaxpr(flat)(*(leaf.aval() for leaf in leaves))
     axes = (collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes)
-    out = run_scoped_p.bind(*closed.consts, jaxpr=closed.jaxpr, collective_axes=axes)
+    names = tuple(leaf_names(f, types, named, lambda x: isinstance(x, RefType)))
+    out = run_scoped_p.bind(*closed.consts, jaxpr=closed.jaxpr, collective_axes=axes, names=names)
     return jax.tree.unflatten(out_tree[-1], out)
 
 

@@ -96,7 +96,7 @@ def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
 # Operations with a body: one jaxpr closed over the values and Refs around it.
 run_scoped_p = jex.Primitive("run_scoped")
 run_scoped_p.multiple_results = True
-run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes: [v.aval for v in jaxpr.outvars])
+run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval for v in jaxpr.outvars])
 warp_map_p = jex.Primitive("warp_map")
 warp_map_p.multiple_results = True
 warp_map_p.def_abstract_eval(lambda *a, jaxpr: [])

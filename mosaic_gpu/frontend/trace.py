@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,9 +49,10 @@ class Tracer:
         self.count += 1
         return Value(self.count, tuple(int(n) for n in shape), dtype if isinstance(dtype, str) else dtype_name(dtype), space)
 
-    def value_of_aval(self, aval: Any) -> Value:
+    def value_of_aval(self, aval: Any, name: str = "") -> Value:
         space = getattr(aval, "memory_space", None)
-        return self.fresh(aval.shape, aval.dtype, space if isinstance(space, MemorySpace) else None)
+        value = self.fresh(aval.shape, aval.dtype, space if isinstance(space, MemorySpace) else None)
+        return dataclasses.replace(value, name=name)
 
     def read(self, v: Any) -> Operand:
         if isinstance(v, jex.Literal):
@@ -259,8 +261,8 @@ def _is_increment(jaxpr: Any, variable: Any, result: Any) -> bool:
 
 def _scan(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     p = e.params
-    if "ft_in" in p:  # JAX 0.11 and later: (consts, carry, xs) as trees of leaves
-        consts, carry, xs = (len(jax.tree.leaves(tuple(part), is_leaf=lambda x: x is None)) for part in p["ft_in"])
+    if "ft_in" in p:  # JAX 0.11 and later: (consts, carry, xs) as trees, whose leaves here are placeholders
+        consts, carry, xs = (len(part) for part in p["ft_in"].elts)
     else:
         consts, carry = p["num_consts"], p["num_carry"]
         xs = len(e.invars) - consts - carry
@@ -335,7 +337,7 @@ def _for(
 def _run_scoped(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     jaxpr = e.params["jaxpr"]
     tr.bind(jaxpr.constvars, [tr.read(v) for v in e.invars])
-    refs = tuple(tr.value_of_aval(v.aval) for v in jaxpr.invars)
+    refs = tuple(tr.value_of_aval(v.aval, n) for v, n in zip(jaxpr.invars, e.params["names"], strict=True))
     region = tr.region(_without_consts(jaxpr), list(refs), refs, line)
     params = (("collective_axes", e.params["collective_axes"]),)
     out.append(Equation("run_scoped", (), tr.define(e.outvars), params, (region,), line))
@@ -390,3 +392,18 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
 def function_line(f: Any) -> Line | None:
     code = getattr(getattr(f, "func", f), "__code__", None)
     return Line(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+
+
+def leaf_names(f: Any, args: Sequence[Any], kwargs: dict[str, Any], is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+    """What `f` calls each leaf of its arguments: `acc`, `tiles[1]`; for reports."""
+    try:
+        bound = inspect.signature(f).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return ["" for _ in jax.tree.leaves((args, kwargs), is_leaf=is_leaf)]
+    names = []
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)[0]:
+            text = jax.tree_util.keystr(path)
+            names.append(text.strip("[']") if kind is inspect.Parameter.VAR_KEYWORD else name + text)
+    return names

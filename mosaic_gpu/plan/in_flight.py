@@ -2,7 +2,8 @@
 
 Walks a role in program order with the list of groups in flight.  Reading or writing an accumulator waits for the groups
 that still write it (and for no younger one); a loop carry that a group in flight reads is written only after the wait that
-ends it: its definition is sunk below that wait, or the error names both lines.  Explicit `wgmma_wait`s are kept as they are.
+ends it: its definition is sunk below that wait, or the loop is unrolled twice with a tile for each half, or the error names
+both lines.  The notes say which was done and what it costs.  Explicit `wgmma_wait`s are kept as they are.
 
 It also decides how an accumulator begins: the first product overwrites (scale-d = 0) where that is known or can be told by
 a flag; zeros are written only where something else reads or scales the accumulator first.
@@ -11,11 +12,12 @@ a flag; zeros are written only where something else reads or scales the accumula
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from ..errors import InFlightError, Line
 from .roles import DEAD_IF_UNUSED as PURE_ON_ARRAYS
-from ..program import Equation, Operand, Region, Value, View, scalars_of, walk
+from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute, walk
 
 ZERO, LIVE, UNKNOWN = "zero", "live", "unknown"
 
@@ -143,7 +145,12 @@ def _loop(e: Equation, state: State, notes: list[str]) -> list[Equation]:
                 state.accumulators[acc] = UNKNOWN
     body_region = e.regions[-1]
     carried = body_region.inputs[1:] if e.op == "for" else body_region.inputs
-    equations = _sink(body_region, carried, notes)
+    try:
+        equations = _sink(body_region, carried, notes)
+    except InFlightError as error:
+        if e.op != "for" or e.param("halves"):
+            raise
+        return [*before, *_two_tiles(e, state, notes, error)]
     for _ in range(4):  # groups that stay in flight over the back edge are in flight at the top, too
         start = state.copy()
         body = _region(equations, start, [])
@@ -163,6 +170,86 @@ def _loop(e: Equation, state: State, notes: list[str]) -> list[Equation]:
             state.accumulators[acc] = UNKNOWN
     regions = (*e.regions[:-1], Region(body_region.inputs, tuple(body), body_region.outputs))
     return [*before, e.with_(regions=regions)]
+
+
+def _two_tiles(e: Equation, state: State, notes: list[str], error: InFlightError) -> list[Equation]:
+    """The loop unrolled twice, so that each half writes a tile of its own; an odd iteration follows under a branch."""
+    lower, upper, *init = e.operands
+    body = e.regions[0]
+    counter = itertools.count(1 + max(v.id for v in _values((e,))))
+
+    def scalar(dtype: str = "int32") -> Value:
+        return Value(next(counter), (), dtype)
+
+    def compute(op: str, *operands: Operand, dtype: str = "int32", params: tuple[tuple[str, object], ...] = ()) -> tuple[Value, Equation]:
+        result = scalar(dtype)
+        return result, Equation(op, operands, (result,), params, (), e.line)
+
+    def copy_of_body(index: Operand, carried: Sequence[Operand]) -> Region:
+        return clone(body, (index, *carried), counter)
+
+    def literal(n: int) -> Literal:
+        return Literal(n, "int32")
+
+    trips, e1 = compute("sub", upper, lower)
+    pairs, e2 = compute("div", trips, literal(2))
+    pair = scalar()
+    carried = tuple(Value(next(counter), v.shape, v.dtype) for v in body.inputs[1:])
+    twice, e3 = compute("mul", pair, literal(2))
+    first, e4 = compute("add", lower, twice)
+    second, e5 = compute("add", first, literal(1))
+    one = copy_of_body(first, carried)
+    two = copy_of_body(second, one.outputs)
+    double = Region((pair, *carried), (e3, e4, e5, *one.equations, *two.equations), two.outputs)
+    results = tuple(Value(next(counter), v.shape, v.dtype) for v in e.results)
+    loop = Equation("for", (literal(0), pairs, *init), results, (("halves", True), ("unroll", 1)), (double,), e.line)
+    odd, e6 = compute("rem", trips, literal(2))
+    last, e7 = compute("sub", upper, literal(1))
+    rest = copy_of_body(last, results)
+    branch = Equation("cond", (odd,), e.results, (), (Region((), (), results), Region((), rest.equations, rest.outputs)), e.line)
+    try:
+        out = _region((e1, e2, loop, e6, e7, branch), state, notes)
+    except InFlightError:
+        raise error from None
+    tiles = [v for v in body.inputs[1:] if v.shape and any(_reads_tile(x, v.id) for x in walk(body.equations))]
+    cost = ", ".join(f"{v.dtype}{list(v.shape)}" for v in tiles)
+    notes.append(f"{e.line}: unrolled twice, a tile for each half ({cost} more in registers), as the next value is made while a product reads the current one")
+    return out
+
+
+def _values(equations: Sequence[Equation]) -> Iterator[Value]:
+    for x in walk(tuple(equations)):
+        yield from x.results
+        for o in x.operands:
+            yield from scalars_of(o)
+            if isinstance(o, View):
+                yield o.ref
+        for r in x.regions:
+            yield from r.inputs
+
+
+def clone(region: Region, inputs: Sequence[Operand], counter: Iterator[int]) -> Region:
+    """The region with its inputs replaced and every value and Ref that it defines made anew."""
+    env: dict[int, Operand] = {v.id: o for v, o in zip(region.inputs, inputs, strict=True)}
+
+    def fresh(values: Sequence[Value]) -> tuple[Value, ...]:
+        new = tuple(dataclasses.replace(v, id=next(counter)) for v in values)
+        env.update({v.id: n for v, n in zip(values, new, strict=True)})
+        return new
+
+    def copy(equations: Sequence[Equation]) -> tuple[Equation, ...]:
+        out = []
+        for x in equations:
+            operands = tuple(substitute(o, env) for o in x.operands)
+            regions = []
+            for r in x.regions:
+                own = fresh(r.inputs)
+                regions.append(Region(own, copy(r.equations), tuple(substitute(o, env) for o in r.outputs)))
+            out.append(x.with_(operands=operands, regions=tuple(regions), results=fresh(x.results)))
+        return tuple(out)
+
+    equations = copy(region.equations)
+    return Region((), equations, tuple(substitute(o, env) for o in region.outputs))
 
 
 def _release_carries(state: State, carried: Sequence[Value]) -> list[Equation]:
