@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-
-from mosaic_gpu.errors import DeviceMismatch, UnsupportedCall
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
+
+from mosaic_gpu.errors import DeviceMismatch, UnsupportedCall
 from mosaic_gpu.runtime.device import default_arch
 
 AttentionConfig = sm90.AttentionConfig | Sm100Config
@@ -49,7 +49,9 @@ def attention(
         results = sm90.attention(q, k, v, config=config, causal=causal, scale=scale, return_lse=return_lse)
     elif isinstance(config, Sm100Config):
         _match(config, arch, "sm_10")
-        raise UnsupportedCall("attention has no Blackwell kernel yet; on sm_100a there is mosaic_gpu.kernels.sm100.matmul")
+        raise UnsupportedCall(
+            "attention has no Blackwell kernel yet; on sm_100a there is mosaic_gpu.kernels.sm100.matmul"
+        )
     else:
         raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
     out = results[0].reshape(*batch, s, h, d)
@@ -80,7 +82,10 @@ def tuning_key(q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: str, c
 
 def _match(config: AttentionConfig, arch: str | None, prefix: str) -> None:
     if arch is not None and not arch.startswith(prefix):
-        raise DeviceMismatch(f"{type(config).__name__} is for {config.generation}, this device is {arch}; leave config out, or pass that generation's")
+        raise DeviceMismatch(
+            f"{type(config).__name__} is for {config.generation}, this device is {arch}; leave config out, or "
+            "pass that generation's"
+        )
 
 
 def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> None:
@@ -90,9 +95,14 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> Non
     if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
         raise UnsupportedCall(f"attention of q {q.dtype}, k {k.dtype}, v {v.dtype}: all float16 or all bfloat16")
     if k.shape != v.shape or q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
-        raise UnsupportedCall(f"attention: q {q.shape}, k {k.shape}, v {v.shape}: k and v must be alike, and share batch dimensions and head dim with q")
+        raise UnsupportedCall(
+            f"attention: q {q.shape}, k {k.shape}, v {v.shape}: k and v must be alike, and share batch dimensions "
+            "and head dim with q"
+        )
     if q.shape[-1] not in sm90.HEAD_DIMS:
-        raise UnsupportedCall(f"attention: head dim {q.shape[-1]}; this version has {sm90.HEAD_DIMS}; pad q, k and v with zeros and pass scale")
+        raise UnsupportedCall(
+            f"attention: head dim {q.shape[-1]}; this version has {sm90.HEAD_DIMS}; pad q, k and v with zeros and pass scale"
+        )
     h, h_kv = q.shape[-2], k.shape[-2]
     if h_kv == 0 or h % h_kv:
         raise UnsupportedCall(f"attention: {h} query heads over {h_kv} KV heads: {h} is not a multiple of {h_kv}")

@@ -23,7 +23,9 @@ class Config:
         fields = dict(data)
         tag = (fields.pop("generation", None), fields.pop("kernel", None))
         if tag != (cls.generation, cls.kernel):
-            raise ValueError(f"a config of {tag[1]} for {tag[0]}; {cls.__name__} is for {cls.kernel} on {cls.generation}")
+            raise ValueError(
+                f"a config of {tag[1]} for {tag[0]}; {cls.__name__} is for {cls.kernel} on {cls.generation}"
+            )
         unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
         if unknown:
             raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")

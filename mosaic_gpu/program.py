@@ -244,7 +244,11 @@ def substitute(operand: Operand, env: dict[int, Operand]) -> Operand:
         return env.get(operand.id, operand)
     new = env.get(operand.ref.id, operand.ref)
     assert isinstance(new, Value), "a Ref can only become another Ref"
-    return View(new, tuple(dataclasses.replace(d, start=substitute_affine(d.start, env)) for d in operand.dims), operand.permutation)
+    return View(
+        new,
+        tuple(dataclasses.replace(d, start=substitute_affine(d.start, env)) for d in operand.dims),
+        operand.permutation,
+    )
 
 
 def substitute_affine(a: Affine, env: dict[int, Operand]) -> Affine:
@@ -265,7 +269,8 @@ def substitute_all(equations: tuple[Equation, ...], env: dict[int, Operand]) -> 
         e.with_(
             operands=tuple(substitute(o, env) for o in e.operands),
             regions=tuple(
-                Region(r.inputs, substitute_all(r.equations, env), tuple(substitute(o, env) for o in r.outputs)) for r in e.regions
+                Region(r.inputs, substitute_all(r.equations, env), tuple(substitute(o, env) for o in r.outputs))
+                for r in e.regions
             ),
         )
         for e in equations
@@ -276,7 +281,9 @@ def format_program(p: Program) -> str:
     """The program as text, for `mosaic-gpu compile --stages` and error messages."""
     head = f"kernel {p.name} grid={dict(zip(p.grid_names or map(str, range(len(p.grid))), p.grid, strict=False))}"
     out = [head + f" cluster={p.cluster} warpgroups={p.num_threads}"]
-    out += [f"  in  {v}" for v in p.inputs] + [f"  scratch {v} {v.space.transforms if v.space else ''}" for v in p.scratch]
+    out += [f"  in  {v}" for v in p.inputs] + [
+        f"  scratch {v} {v.space.transforms if v.space else ''}" for v in p.scratch
+    ]
     return "\n".join(out + format_equations(p.body, 1))
 
 

@@ -35,4 +35,7 @@ class AttentionConfig(Config):
                 raise ValueError(f"{n} registers: a multiple of 8 from 24 to 256")
         columns = (self.tile_q // 128) * (self.tile_k + 256)
         if columns > TMEM_COLUMNS:
-            raise ValueError(f"scores of {self.tile_k} and outputs of up to 256 columns for {self.tile_q} rows take {columns} TMEM columns of {TMEM_COLUMNS}")
+            raise ValueError(
+                f"scores of {self.tile_k} and outputs of up to 256 columns for {self.tile_q} rows take {columns} "
+                f"TMEM columns of {TMEM_COLUMNS}"
+            )

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from mosaic_gpu.kernels.config import Config
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded
-from mosaic_gpu.kernels.config import Config
 
 HEAD_DIMS = (64, 128, 256)
 MEMORY_WARPGROUP = 2
@@ -52,7 +52,8 @@ class AttentionConfig(Config):
         total = 2 * self.compute_registers + self.memory_registers
         if total > REGISTER_POOL:
             raise ValueError(
-                f"2 x {self.compute_registers} + {self.memory_registers} = {total} registers; the pool of three warpgroups has {REGISTER_POOL}"
+                f"2 x {self.compute_registers} + {self.memory_registers} = {total} registers; the pool of three "
+                f"warpgroups has {REGISTER_POOL}"
             )
         for n in (self.compute_registers, self.memory_registers):
             if n % 8 or not 24 <= n <= 240:
@@ -70,8 +71,10 @@ class AttentionConfig(Config):
         """Raise ResourceExceeded if a kernel for `head_dim` does not fit."""
         if self.shared_bytes(head_dim) > SHARED_LIMIT:
             raise ResourceExceeded(
-                f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {head_dim} take {self.shared_bytes(head_dim)} bytes of shared "
-                f"memory (Q {4 * ROWS * head_dim}, K and V {4 * self.num_stages * self.block_kv * head_dim}); a block has {SHARED_LIMIT}"
+                f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {head_dim} take "
+                f"{self.shared_bytes(head_dim)} bytes of shared "
+                f"memory (Q {4 * ROWS * head_dim}, K and V {4 * self.num_stages * self.block_kv * head_dim}); a "
+                f"block has {SHARED_LIMIT}"
             )
         if self.registers_needed(head_dim) > self.compute_registers:
             raise ResourceExceeded(
@@ -95,7 +98,9 @@ def attention(
 
 
 @functools.lru_cache(maxsize=256)
-def _kernel(b: int, s: int, h: int, d: int, dtype: Any, c: AttentionConfig, causal: bool, scale: float, return_lse: bool) -> Any:
+def _kernel(
+    b: int, s: int, h: int, d: int, dtype: Any, c: AttentionConfig, causal: bool, scale: float, return_lse: bool
+) -> Any:
     rows_of_tile, keys = 2 * ROWS, c.block_kv
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
 

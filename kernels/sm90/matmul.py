@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from mosaic_gpu.kernels.config import Config
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
-from mosaic_gpu.kernels.config import Config
 
 MEMORY_WARPGROUP = 2
 SHARED_LIMIT = 232_448  # bytes
@@ -68,7 +68,9 @@ def matmul(a: jax.Array, b: jax.Array, config: MatmulConfig | None = None) -> ja
     if a.dtype != b.dtype or a.dtype not in (jnp.float16, jnp.bfloat16):
         raise UnsupportedCall(f"matmul of {a.dtype} and {b.dtype}: both float16 or both bfloat16")
     if a.shape[1] % 8 or b.shape[1] % 8:
-        raise UnsupportedCall(f"matmul with k = {a.shape[1]} and n = {b.shape[1]}: multiples of 8 only, since TMA moves rows of 16 bytes; pad them")
+        raise UnsupportedCall(
+            f"matmul with k = {a.shape[1]} and n = {b.shape[1]}: multiples of 8 only, since TMA moves rows of 16 bytes; pad them"
+        )
     if 0 in (*a.shape, *b.shape):
         return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
     return _kernel(a.shape[0], b.shape[1], jnp.dtype(a.dtype), config or MatmulConfig())(a, b)
@@ -123,7 +125,10 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
         total = plgpu.run_scoped(accumulate, plgpu.ACC((rows, columns)))
         o_tile[own] = total.astype(dtype)
         plgpu.commit_smem()
-        place = plgpu.ds(lax.axis_index("m") * c.block_m + wg * rows, rows), plgpu.ds(lax.axis_index("n") * c.block_n, columns)
+        place = (
+            plgpu.ds(lax.axis_index("m") * c.block_m + wg * rows, rows),
+            plgpu.ds(lax.axis_index("n") * c.block_n, columns),
+        )
         plgpu.copy_smem_to_gmem(o_tile.at[own], o.at[place])
         plgpu.wait_smem_to_gmem(0)
 

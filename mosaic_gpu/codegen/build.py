@@ -32,7 +32,9 @@ def compile_plan(plan: Plan) -> Built:
     source = emit(plan)
     options = ["--fmad=false"] if plan.program.params.strict_math else []
     name = f"/mosaic_gpu/{plan.program.name}.cu"  # absolute, else NVRTC puts the working directory in front
-    compiled, hit = cached_compile(source, arch=plan.arch, name=name, extra_options=options, accept=lambda c: check_budgets(plan, c))
+    compiled, hit = cached_compile(
+        source, arch=plan.arch, name=name, extra_options=options, accept=lambda c: check_budgets(plan, c)
+    )
     _complain(plan, compiled)
     return Built(source, compiled, hit)
 

@@ -270,17 +270,16 @@ class MemoryEmitter(ValueEmitter):
         if copy.parts == 1:
             for issue in copy.issues:
                 self.line(
-                    f"tma_load_{rank}d({self._shared_address(copy, issue.shared)}, &map{copy.map}, {bar}, {self._coordinates(issue)});"
+                    f"tma_load_{rank}d({self._shared_address(copy, issue.shared)}, &map{copy.map}, {bar}, "
+                    f"{self._coordinates(issue)});"
                 )
             return
         part, mask = self.multicast(copy.multicast)
         for r in range(copy.parts):
             with self.block(f"{'else ' if r else ''}if ({part} == {r})"):
                 for issue in copy.issues[r * share : (r + 1) * share]:
-                    address = self._shared_address(copy, issue.shared)
-                    self.line(
-                        f"tma_load_multicast_{rank}d({address}, &map{copy.map}, {bar}, {self._coordinates(issue)}, {mask});"
-                    )
+                    address, where = self._shared_address(copy, issue.shared), self._coordinates(issue)
+                    self.line(f"tma_load_multicast_{rank}d({address}, &map{copy.map}, {bar}, {where}, {mask});")
 
     def multicast(self, axes: tuple[str, ...]) -> tuple[str, str]:
         raise NotImplementedError

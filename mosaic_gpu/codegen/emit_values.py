@@ -208,9 +208,11 @@ class ValueEmitter(Text):
     def _gather(self, result: Value, source: Operand, table: list[int]) -> None:
         name = self.name(result)
         if result.dtype in PACKED:
+            pack = f"pack_{half(result.dtype)}x2"
+            pairs = [(table[i], table[min(i + 1, len(table) - 1)]) for i in range(0, len(table), 2)]
             texts = [
-                f"{name}[{i // 2}] = pack_{half(result.dtype)}x2({self.element(source, table[i])}, {self.element(source, table[min(i + 1, len(table) - 1)])});"
-                for i in range(0, len(table), 2)
+                f"{name}[{i}] = {pack}({self.element(source, a)}, {self.element(source, b)});"
+                for i, (a, b) in enumerate(pairs)
             ]
         else:
             texts = [f"{name}[{i}] = {self.element(source, j)};" for i, j in enumerate(table)]

@@ -106,9 +106,8 @@ class Emitter(MmaEmitter):
         plan, program = self.plan, self.plan.program
         self.line("extern __shared__ __align__(1024) unsigned char shared[];")
         self.line("const u32 smem = shared_address(shared);")
-        self.line(
-            "const int wg = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), tid = threadIdx.x % 128, lane = threadIdx.x % 32;"
-        )
+        self.line("const int wg = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);")
+        self.line("const int tid = threadIdx.x % 128, lane = threadIdx.x % 32;")
         self.line("(void)smem; (void)wg; (void)warp; (void)tid; (void)lane;")
         blocks = math.prod(program.cluster)
         if blocks > 1:
@@ -227,7 +226,8 @@ class Emitter(MmaEmitter):
         first = max((a.id + a.count for a in self.plan.named_barriers.values()), default=1)
         if first + self.plan.program.num_threads > 16:
             raise ResourceExceeded(
-                f"{first - 1} named barriers and one for each of {self.plan.program.num_threads} warpgroups to meet at; a block has 16, of which 0 is the whole block"
+                f"{first - 1} named barriers and one for each of {self.plan.program.num_threads} warpgroups to "
+                "meet at; a block has 16, of which 0 is the whole block"
             )
         self.line(f"named_barrier_sync({first} + wg, 128);")
 

@@ -103,7 +103,9 @@ def log_complaints(compiled: Compiled) -> list[str]:
     found = [str(message) for message in log.messages]
     for usage in log.functions:
         if usage.spill_stores or usage.spill_loads:
-            found.append(f"{usage.name}: {usage.spill_stores} bytes of spill stores and {usage.spill_loads} of spill loads.")
+            found.append(
+                f"{usage.name}: {usage.spill_stores} bytes of spill stores and {usage.spill_loads} of spill loads."
+            )
     return found
 
 

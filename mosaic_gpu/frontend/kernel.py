@@ -105,6 +105,7 @@ class _Kernel:
         self.options = options
         self.traces: dict[Any, Traced] = {}
         functools.update_wrapper(self, body, updated=())
+        self.name: str = options["name"] or getattr(body, "__name__", "kernel")
         o = options
         for sizes, names, what in ((o["grid"], o["grid_names"], "grid"), (o["cluster"], o["cluster_names"], "cluster")):
             if names and len(names) != len(sizes):
@@ -116,7 +117,9 @@ class _Kernel:
         if (o["num_threads"] is None) != (o["thread_name"] is None):
             raise ValueError("kernel: num_threads and thread_name go together")
         if math.prod(o["cluster"]) > 16 or len(o["cluster"]) > 3:
-            raise UnsupportedCall(f"cluster={o['cluster']}: a cluster has at most 16 blocks (8 is portable) in at most 3 axes")
+            raise UnsupportedCall(
+                f"cluster={o['cluster']}: a cluster has at most 16 blocks (8 is portable) in at most 3 axes"
+            )
         all_names = [*o["grid_names"], *o["cluster_names"], *([o["thread_name"]] if o["thread_name"] else [])]
         if len(set(all_names)) != len(all_names):
             raise ValueError(f"kernel: axis names must differ: {all_names}")
@@ -149,7 +152,9 @@ class _Kernel:
             if not isinstance(s, RefType):
                 raise TypeError(f"scratch_types holds memory spaces such as SMEM((128, 64), dtype), not {s!r}")
             if s.space.kind in ("acc", "gmem"):
-                raise UnsupportedCall(f"scratch_types cannot hold {s.space.kind.upper()}: an accumulator belongs to one warpgroup, use run_scoped")
+                raise UnsupportedCall(
+                    f"scratch_types cannot hold {s.space.kind.upper()}: an accumulator belongs to one warpgroup, use run_scoped"
+                )
         refs = [AbstractRef(jax.core.ShapedArray(a.shape, a.dtype), memory_space=GMEM_SPACE) for a in (*avals, *outs)]
         line = function_line(self.body)
 
@@ -160,7 +165,9 @@ class _Kernel:
             positional, named = ((), given) if isinstance(given, Mapping) else (tuple(given), {})
             result = self.body(*inputs, *outputs, *positional, **named)
             if result is not None:
-                raise ValueError(f"the kernel {self.__name__} at {line} should return None; it returned {type(result).__name__}")
+                raise ValueError(
+                    f"the kernel {self.name} at {line} should return None; it returned {type(result).__name__}"
+                )
             return ()
 
         axes = [*zip(o["grid_names"], o["grid"], strict=False), *zip(o["cluster_names"], o["cluster"], strict=False)]
@@ -168,13 +175,16 @@ class _Kernel:
             axes.append((o["thread_name"], o["num_threads"]))
         closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
         tracer = Tracer()
-        inputs = tuple(tracer.value_of_aval(v.aval, n) for v, n in zip(closed.jaxpr.invars, self._names(tree, scratch_tree, len(outs)), strict=True))
+        inputs = tuple(
+            tracer.value_of_aval(v.aval, n)
+            for v, n in zip(closed.jaxpr.invars, self._names(tree, scratch_tree, len(outs)), strict=True)
+        )
         equations: list[Equation] = []
         tracer.inline(closed, inputs, equations, line)
         n = len(refs)
         gmem: tuple[Value, ...] = inputs[:n]
         program = Program(
-            name=o["name"] or self.__name__,
+            name=self.name,
             inputs=gmem,
             num_outputs=len(outs),
             scratch=inputs[n:],
@@ -207,11 +217,13 @@ call_p.multiple_results = True
 call_p.def_abstract_eval(lambda *avals, traced: list(traced.out_avals))
 
 
-@call_p.def_impl
 def _impl(*args: Any, traced: Traced) -> list[Any]:
     from ..runtime import execute
 
     return execute.run(traced, args)
+
+
+call_p.def_impl(_impl)
 
 
 def _lower_simulator(*args: Any, traced: Traced) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Memory spaces as the user calls them: `SMEM((128, 64), jnp.bfloat16, transforms=...)`, `Barrier(num_arrivals=2)`, `ACC(...)`."""
+"""Memory spaces as the user calls them: `SMEM((128, 64), jnp.bfloat16)`, `Barrier(num_arrivals=2)`, `ACC((64, 128))`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def ACC(shape: Sequence[int], dtype: Any = np.float32) -> RefType:
     return RefType(_dims(shape), np.dtype(dtype), MemorySpace("acc"))
 
 
-def Barrier(*, num_arrivals: int = 1, num_barriers: int | Sequence[int] = 1, orders_tensor_core: bool = False) -> RefType:
+def Barrier(
+    *, num_arrivals: int = 1, num_barriers: int | Sequence[int] = 1, orders_tensor_core: bool = False
+) -> RefType:
     """An array of mbarriers in shared memory (PTX ISA 9.7.13.15).
 
     num_arrivals: arrivals that complete a phase, each by a warpgroup (or by a warp under `warp_map`), by a TMA copy or by a
@@ -82,7 +84,9 @@ def Barrier(*, num_arrivals: int = 1, num_barriers: int | Sequence[int] = 1, ord
     dims = _dims(num_barriers)
     if math.prod(dims) < 1:
         raise ValueError(f"Barrier(num_barriers={num_barriers}): at least one")
-    return RefType(dims, np.dtype(np.int32), MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core)))
+    return RefType(
+        dims, np.dtype(np.int32), MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core))
+    )
 
 
 def ClusterBarrier(
@@ -98,7 +102,9 @@ def ClusterBarrier(
     """
     one = Barrier(num_arrivals=num_arrivals, num_barriers=num_barriers, orders_tensor_core=orders_tensor_core)
     axes = (collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes)
-    return RefType(one.shape, one.dtype, MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core, axes)))
+    return RefType(
+        one.shape, one.dtype, MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core, axes))
+    )
 
 
 def NamedBarrier(*, num_warpgroups: int, num_barriers: int = 1) -> RefType:
@@ -107,4 +113,6 @@ def NamedBarrier(*, num_warpgroups: int, num_barriers: int = 1) -> RefType:
     """
     if not 1 <= num_warpgroups <= 8:
         raise ValueError(f"NamedBarrier(num_warpgroups={num_warpgroups}): a block has 1 to 8 warpgroups")
-    return RefType(_dims(num_barriers), np.dtype(np.int32), MemorySpace("named_barrier", barrier=BarrierInfo(num_warpgroups)))
+    return RefType(
+        _dims(num_barriers), np.dtype(np.int32), MemorySpace("named_barrier", barrier=BarrierInfo(num_warpgroups))
+    )

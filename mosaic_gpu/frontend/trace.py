@@ -21,8 +21,19 @@ from .primitives import TreeOf, dtype_name, slice_class
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 KERNELS_FOLDER = os.path.join(OUR_FOLDER, "kernels") + os.sep
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
-CALLS |= {"custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+}
+CALLS |= {
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
 IDENTITY = {"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint"}
 
 
@@ -31,7 +42,11 @@ def user_line(equation: Any, outer: Line | None) -> Line | None:
     traceback = equation.source_info.traceback
     for f in traceback.frames if traceback else ():
         name = os.path.abspath(f.file_name)
-        if name.startswith(JAX_FOLDER) or (name.startswith(OUR_FOLDER) and not name.startswith(KERNELS_FOLDER)) or f.file_name[:1] == "<":
+        if (
+            name.startswith(JAX_FOLDER)
+            or (name.startswith(OUR_FOLDER) and not name.startswith(KERNELS_FOLDER))
+            or f.file_name[:1] == "<"
+        ):
             continue
         return Line(name, int(f.line_num), str(f.function_name))
     return outer  # e.g. inside jnp.where, whose trace JAX caches: no frame of the user
@@ -47,7 +62,9 @@ class Tracer:
 
     def fresh(self, shape: Sequence[int], dtype: Any, space: MemorySpace | None = None) -> Value:
         self.count += 1
-        return Value(self.count, tuple(int(n) for n in shape), dtype if isinstance(dtype, str) else dtype_name(dtype), space)
+        return Value(
+            self.count, tuple(int(n) for n in shape), dtype if isinstance(dtype, str) else dtype_name(dtype), space
+        )
 
     def value_of_aval(self, aval: Any, name: str = "") -> Value:
         space = getattr(aval, "memory_space", None)
@@ -56,7 +73,7 @@ class Tracer:
 
     def read(self, v: Any) -> Operand:
         if isinstance(v, jex.Literal):
-            return literal(v.val, v.aval.dtype)
+            return literal(v.val, getattr(v.aval, "dtype", None))
         return self.env[v]
 
     def bind(self, variables: Sequence[Any], operands: Sequence[Operand]) -> None:
@@ -81,7 +98,9 @@ class Tracer:
         if np.ndim(c) == 0 and not hasattr(c, "aval"):
             return literal(c, np.asarray(c).dtype)
         raise UnsupportedCall(
-            f"the kernel captures an array constant of shape {np.shape(c)}; pass it as an input (Python and NumPy scalars may be captured)", line
+            f"the kernel captures an array constant of shape {np.shape(c)}; pass it as an input (Python and NumPy "
+            "scalars may be captured)",
+            line,
         )
 
     def region(self, jaxpr: Any, operands: Sequence[Operand], inputs: tuple[Value, ...], line: Line | None) -> Region:
@@ -94,7 +113,9 @@ class Tracer:
         operands = e.params.get("operands")
         if isinstance(operands, TreeOf):
             params = {k: v for k, v in e.params.items() if k not in ("operands", "results")}
-            out.append(Equation(name, self.operands(operands, e.invars, line), self.define(e.outvars), plain(params), (), line))
+            out.append(
+                Equation(name, self.operands(operands, e.invars, line), self.define(e.outvars), plain(params), (), line)
+            )
         elif name in CALLS:
             inner = e.params.get(CALLS[name]) or e.params.get("jaxpr") or e.params.get("fun_jaxpr")
             self.bind(e.outvars, self.inline(inner, [self.read(v) for v in e.invars], out, line))
@@ -103,7 +124,11 @@ class Tracer:
         elif name in STRUCTURED:
             STRUCTURED[name](self, e, out, line)
         else:
-            params = {k: v for k, v in e.params.items() if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"}
+            params = {
+                k: v
+                for k, v in e.params.items()
+                if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"
+            }
             inputs = tuple(self.read(v) for v in e.invars)
             results = self.define(e.outvars)
             self.note_sum(name, inputs, results[0])
@@ -157,7 +182,10 @@ class Tracer:
             elif kind == "ReshapeTransform" and tuple(t.shape) == v.shape:
                 pass
             else:
-                raise UnsupportedCall(f"{kind} on a {base.space} Ref: views can be indexed and transposed; copy into a buffer of that shape", line)
+                raise UnsupportedCall(
+                    f"{kind} on a {base.space} Ref: views can be indexed and transposed; copy into a buffer of that shape",
+                    line,
+                )
         return v
 
     def indexed(self, v: View, indices: Sequence[Any], line: Line | None) -> View:
@@ -178,7 +206,8 @@ class Tracer:
             clipped = v.space.kind == "gmem" and position not in gone  # a tile may stick out of an array: TMA clips it
             if start.static and (start.const < 0 or (last >= size and not clipped) or (clipped and start.const > size)):
                 raise OutOfBounds(
-                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})", line
+                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})",
+                    line,
                 )
         kept = [p for p in v.kept if p not in gone]
         order = sorted(kept)
@@ -269,10 +298,14 @@ def _scan(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     body = p["jaxpr"]
     inner = getattr(body, "jaxpr", body)
     if xs or len(inner.outvars) != carry or p["reverse"]:
-        raise UnsupportedPrimitive("scan over arrays (xs, ys or reverse) in a kernel: loop with fori_loop and index the Refs", line)
+        raise UnsupportedPrimitive(
+            "scan over arrays (xs, ys or reverse) in a kernel: loop with fori_loop and index the Refs", line
+        )
     operands = [tr.read(v) for v in e.invars]
     outer, init = operands[:consts], operands[consts:]
-    counted = carry > 0 and _is_increment(inner, inner.invars[consts], inner.outvars[0]) and isinstance(init[0], Literal)
+    counted = (
+        carry > 0 and _is_increment(inner, inner.invars[consts], inner.outvars[0]) and isinstance(init[0], Literal)
+    )
     start = int(init[0].value) if counted and isinstance(init[0], Literal) else 0
     bounds = (Literal(start, "int32"), Literal(start + p["length"], "int32"))
     _for(tr, e, body, outer, init, bounds, counted, p["unroll"], out, line)
@@ -394,7 +427,9 @@ def function_line(f: Any) -> Line | None:
     return Line(code.co_filename, code.co_firstlineno, code.co_name) if code else None
 
 
-def leaf_names(f: Any, args: Sequence[Any], kwargs: dict[str, Any], is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+def leaf_names(
+    f: Any, args: Sequence[Any], kwargs: dict[str, Any], is_leaf: Callable[[Any], bool] | None = None
+) -> list[str]:
     """What `f` calls each leaf of its arguments: `acc`, `tiles[1]`; for reports."""
     try:
         bound = inspect.signature(f).bind(*args, **kwargs)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from ..errors import Line, LayoutConflict
+from ..errors import LayoutConflict, Line
 from ..ops import registry
 from ..ops.elementwise import PURE
 from ..program import Equation, Operand, Value
@@ -50,7 +49,9 @@ class Solver:
     # ---- called by rules ----------------------------------------------------------------------------------------------
     def same(self, e: Equation, operands: Sequence[Operand]) -> None:
         """All arrays among `operands` share one layout."""
-        arrays = [o for o in operands if isinstance(o, Value) and o.shape and o.space is None and o.id not in self.splats]
+        arrays = [
+            o for o in operands if isinstance(o, Value) and o.shape and o.space is None and o.id not in self.splats
+        ]
         if arrays:
             self._class(arrays[0])
         for a in arrays[1:]:
@@ -171,7 +172,11 @@ class Solver:
             try:
                 c.layout = Layout.WG_STRIDED.of(shape)
             except ValueError as error:
-                raise LayoutConflict(f"no layout is known for an array of shape {shape}, and the default does not fit: {error}; pin one with layout_cast", c.line) from None
+                raise LayoutConflict(
+                    f"no layout is known for an array of shape {shape}, and the default does not fit: {error}; "
+                    "pin one with layout_cast",
+                    c.line,
+                ) from None
             while self._spread():
                 pass
         return {m.id: c.layout for c in self.classes.values() for m in c.members if c.layout is not None}
@@ -209,7 +214,9 @@ def _narrow(wide: RegisterLayout, r: _Relation) -> RegisterLayout:
     return reduced.with_unit_dims(r.narrow.shape, [r.dims.index(i) for i in kept])
 
 
-def _conflict(a: RegisterLayout, a_line: Line | None, b: RegisterLayout, b_line: Line | None, e: Equation) -> LayoutConflict:
+def _conflict(
+    a: RegisterLayout, a_line: Line | None, b: RegisterLayout, b_line: Line | None, e: Equation
+) -> LayoutConflict:
     return LayoutConflict(
         f"{e.op} brings two register layouts together: {a} (from {a_line}) and {b} (from {b_line}). "
         f"Load one of them in the other's layout (load(ref, layout=...)), or pin it where it is made with layout_cast",
@@ -240,7 +247,8 @@ def _splats(equations: Sequence[Equation]) -> set[int]:
             elif e.op == "while":
                 for i, r in enumerate(e.results):
                     c, b = e.regions[0].inputs[i], e.regions[1].inputs[i]
-                    note(c), note(b)
+                    note(c)
+                    note(b)
                     ties.extend([(r.id, [b]), (c.id, [b]), (b.id, [e.operands[i], e.regions[1].outputs[i]])])
             elif e.op in ("cond", "run_scoped"):
                 ties.extend((r.id, [g.outputs[i] for g in e.regions]) for i, r in enumerate(e.results))
@@ -278,5 +286,3 @@ def infer(equations: Sequence[Equation]) -> dict[int, RegisterLayout]:
     solver = Solver(_splats(equations))
     solver.region(equations)
     return solver.solve(equations)
-
-

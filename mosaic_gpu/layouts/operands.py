@@ -66,7 +66,11 @@ def shared_operand(view: View, layout: SharedLayout, k_axis: int, what: str, lin
         raise IllegalInstruction(f"{what} of an MMA is 2-D; {view} has shape {view.shape}", line)
     want = f"SMEM(..., transforms=(TilingTransform((8, {128 // size})), SwizzleTransform(128)))"
     if not layout.swizzle or len(layout.tile) != 2:
-        raise IllegalInstruction(f"{what} in shared memory must be tiled in two dimensions and swizzled: {want}; {view.ref} has {layout.tile or 'no tiling'}", line)
+        raise IllegalInstruction(
+            f"{what} in shared memory must be tiled in two dimensions and swizzled: {want}; {view.ref} has "
+            f"{layout.tile or 'no tiling'}",
+            line,
+        )
     row_dim, col_dim = len(layout.shape) - 2, len(layout.shape) - 1
     kept = view.kept
     if set(kept) != {row_dim, col_dim}:
@@ -87,7 +91,9 @@ def shared_operand(view: View, layout: SharedLayout, k_axis: int, what: str, lin
     row_tile, row_tile_bytes = (8, group_bytes) if one_tile else (rows_in_tile, row_tile_stride)
     start = _along(row_index.start, 8, group_bytes, row_tile, row_tile_bytes, what, "row", line)
     if rows_in_tile > 8 and n_rows > rows_in_tile:
-        raise IllegalInstruction(f"{what}: {n_rows} rows in tiles of {rows_in_tile}; use tiles of 8 or of all {n_rows} rows", line)
+        raise IllegalInstruction(
+            f"{what}: {n_rows} rows in tiles of {rows_in_tile}; use tiles of 8 or of all {n_rows} rows", line
+        )
     if rows_in_tile > 8 and row_index.start.static and row_index.start.const % rows_in_tile + n_rows > rows_in_tile:
         raise IllegalInstruction(f"{what}: rows {row_index} straddle tiles of {rows_in_tile}", line)
     start = start + _along(col_index.start, chunk, chunk_bytes, chunk, chunk_bytes, what, "column", line)
@@ -96,25 +102,35 @@ def shared_operand(view: View, layout: SharedLayout, k_axis: int, what: str, lin
     k = n_rows if mn_major else n_cols
     mn = n_cols if mn_major else n_rows
     if mn_major and size != 2:
-        raise IllegalInstruction(f"{what}: {layout.dtype} must be contiguous along K (only 16-bit types may be transposed)", line)
+        raise IllegalInstruction(
+            f"{what}: {layout.dtype} must be contiguous along K (only 16-bit types may be transposed)", line
+        )
     leading, stride = (chunk_bytes, group_bytes) if mn_major else (16, group_bytes)
-    operand = SharedOperand(view.ref.id, start, mn_major, leading, stride, layout.swizzle, size, mn, k, chunk, chunk_bytes, group_bytes)
+    operand = SharedOperand(
+        view.ref.id, start, mn_major, leading, stride, layout.swizzle, size, mn, k, chunk, chunk_bytes, group_bytes
+    )
     if k % operand.k_per_instruction:
-        raise IllegalInstruction(f"{what}: K = {k} is not a multiple of {operand.k_per_instruction} ({layout.dtype})", line)
+        raise IllegalInstruction(
+            f"{what}: K = {k} is not a multiple of {operand.k_per_instruction} ({layout.dtype})", line
+        )
     for value, name in ((leading, "leading"), (stride, "stride")):
         if value >= 1 << 18:
             raise IllegalInstruction(f"{what}: {name} byte offset {value} does not fit a descriptor (< 262144)", line)
     return operand
 
 
-def _along(start: Affine, unit: int, unit_bytes: int, tile: int, tile_bytes: int, what: str, name: str, line: Line | None) -> Affine:
+def _along(
+    start: Affine, unit: int, unit_bytes: int, tile: int, tile_bytes: int, what: str, name: str, line: Line | None
+) -> Affine:
     """Byte offset of a start index that is a multiple of `unit` inside tiles of `tile`."""
     if any(f % unit for _, f in start.terms) or start.const % unit:
         raise IllegalInstruction(f"{what}: it starts at {name} {start}, which must be a multiple of {unit}", line)
     if tile == unit:
         return Affine(start.const // unit * unit_bytes, tuple((v, f // unit * unit_bytes) for v, f in start.terms))
     if any(f % tile for _, f in start.terms):
-        raise IllegalInstruction(f"{what}: it starts at {name} {start}, which must be a multiple of the tile, {tile}", line)
+        raise IllegalInstruction(
+            f"{what}: it starts at {name} {start}, which must be a multiple of the tile, {tile}", line
+        )
     const = start.const // tile * tile_bytes + start.const % tile // unit * unit_bytes
     return Affine(const, tuple((v, f // tile * tile_bytes) for v, f in start.terms))
 
@@ -143,7 +159,13 @@ class Descriptor:
 def decode_descriptor(word: int) -> Descriptor:
     """The fields of a 64-bit matrix descriptor, as the tensor core reads them."""
     codes: dict[int, int] = {v: k for k, v in SWIZZLE_CODE.items()}
-    return Descriptor((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4, codes[word >> 62 & 3], word >> 46 & 7)
+    return Descriptor(
+        (word & 0x3FFF) << 4,
+        (word >> 16 & 0x3FFF) << 4,
+        (word >> 32 & 0x3FFF) << 4,
+        codes[word >> 62 & 3],
+        word >> 46 & 7,
+    )
 
 
 def operand_view(x: Any) -> View | None:

@@ -83,7 +83,11 @@ class RegisterLayout:
 
         shape = tuple(self.shape[i] for i in kept)
         return RegisterLayout(
-            f"{self.name}.reduce{tuple(sorted(gone))}", shape, convert(self.reg, True), convert(self.lane, False), convert(self.warp, False)
+            f"{self.name}.reduce{tuple(sorted(gone))}",
+            shape,
+            convert(self.reg, True),
+            convert(self.lane, False),
+            convert(self.warp, False),
         )
 
     def with_unit_dims(self, shape: Shape, dims: Sequence[int]) -> RegisterLayout:
@@ -138,7 +142,9 @@ def wgmma(shape: Shape) -> RegisterLayout:
 def tcgen05_native(shape: Shape) -> RegisterLayout:
     """What tcgen05.ld.32x32b delivers: one TMEM lane (row) per thread, (128, n) (PTX ISA 9.7.16.8)."""
     m, n = shape
-    return RegisterLayout("TCGEN05_TMEM_NATIVE", shape, (Digit(n, 1, 1), Digit(m // 128, 0, 128)), (Digit(32, 0, 1),), (Digit(4, 0, 32),))
+    return RegisterLayout(
+        "TCGEN05_TMEM_NATIVE", shape, (Digit(n, 1, 1), Digit(m // 128, 0, 128)), (Digit(32, 0, 1),), (Digit(4, 0, 32),)
+    )
 
 
 def strided(shape: Shape, vector: int = 1) -> RegisterLayout:
@@ -146,7 +152,9 @@ def strided(shape: Shape, vector: int = 1) -> RegisterLayout:
     rank = len(shape)
     total = math.prod(shape)
     if total % (128 * vector):
-        raise ValueError(f"WG_STRIDED{list(shape)}: {total} elements do not divide over 128 threads in vectors of {vector}")
+        raise ValueError(
+            f"WG_STRIDED{list(shape)}: {total} elements do not divide over 128 threads in vectors of {vector}"
+        )
     sizes = (vector, 32, 4, total // (128 * vector))
     groups: list[list[Digit]] = [[], [], [], []]
     dim, remaining, stride = rank - 1, shape[-1] if rank else 1, 1
@@ -158,7 +166,9 @@ def strided(shape: Shape, vector: int = 1) -> RegisterLayout:
                 remaining, stride = shape[dim], 1
             take = math.gcd(left, remaining)
             if take == 1:
-                raise ValueError(f"WG_STRIDED{list(shape)} with vectors of {vector}: dimension {dim} cannot be split over threads evenly")
+                raise ValueError(
+                    f"WG_STRIDED{list(shape)} with vectors of {vector}: dimension {dim} cannot be split over threads evenly"
+                )
             groups[group].append(Digit(take, dim, stride))
             stride, remaining, left = stride * take, remaining // take, left // take
     return RegisterLayout("WG_STRIDED", shape, (*groups[0], *groups[3]), tuple(groups[1]), tuple(groups[2]))
@@ -187,7 +197,9 @@ class Layout(enum.Enum):
             return strided(shape)
         rows, columns = {Layout.WGMMA: (64, 8), Layout.TCGEN05_TMEM_NATIVE: (128, 1)}[self]
         if len(shape) != 2 or shape[0] % rows or shape[1] % columns:
-            raise ValueError(f"{self.value} holds (m, n) arrays with m a multiple of {rows} and n of {columns}; this one is {shape}")
+            raise ValueError(
+                f"{self.value} holds (m, n) arrays with m a multiple of {rows} and n of {columns}; this one is {shape}"
+            )
         return (wgmma if self is Layout.WGMMA else tcgen05_native)(shape)
 
 

@@ -95,7 +95,8 @@ def swizzled(offset: np.ndarray, swizzle: int) -> np.ndarray:
     """Byte offsets after the XOR: 128 B bits 4-6 ^= 7-9; 64 B bits 4-5 ^= 7-8; 32 B bit 4 ^= 7 (PTX ISA 5.5.7)."""
     if not swizzle:
         return offset
-    return offset ^ (((offset >> 7) & (swizzle // 16 - 1)) << 4)
+    result: np.ndarray = offset ^ (((offset >> 7) & (swizzle // 16 - 1)) << 4)
+    return result
 
 
 def shared_layout(shape: tuple[int, ...], dtype: str, space: MemorySpace, line: Line | None) -> SharedLayout:
@@ -105,13 +106,16 @@ def shared_layout(shape: tuple[int, ...], dtype: str, space: MemorySpace, line: 
         raise IllegalInstruction(f"TilingTransform{tile} has more dimensions than the buffer {shape}", line)
     for n, t in zip(shape[len(shape) - len(tile) :], tile, strict=True):
         if t < 1 or n % t:
-            raise IllegalInstruction(f"TilingTransform{tile} does not divide the buffer {shape}: {n} % {t} = {n % t if t > 0 else n}", line)
+            raise IllegalInstruction(
+                f"TilingTransform{tile} does not divide the buffer {shape}: {n} % {t} = {n % t if t > 0 else n}", line
+            )
     if swizzle:
         inner = (tile[-1] if tile else shape[-1]) * itemsize(dtype)
         if inner != swizzle:
             fits = swizzle // itemsize(dtype)
             raise IllegalInstruction(
-                f"SwizzleTransform({swizzle}) needs rows of {swizzle} bytes, but the innermost tile of {shape} {dtype} has {inner}; "
+                f"SwizzleTransform({swizzle}) needs rows of {swizzle} bytes, but the innermost tile of {shape} "
+                f"{dtype} has {inner}; "
                 f"add TilingTransform((rows, {fits}))",
                 line,
             )

@@ -2,4 +2,16 @@
 
 from . import barriers, control_flow, copies, elementwise, grid, reductions, refs, registers, shapes, tcgen05, wgmma
 
-__all__ = ["barriers", "control_flow", "copies", "elementwise", "grid", "reductions", "refs", "registers", "shapes", "tcgen05", "wgmma"]
+__all__ = [
+    "barriers",
+    "control_flow",
+    "copies",
+    "elementwise",
+    "grid",
+    "reductions",
+    "refs",
+    "registers",
+    "shapes",
+    "tcgen05",
+    "wgmma",
+]

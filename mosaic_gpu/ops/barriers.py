@@ -34,7 +34,9 @@ class BarrierUse:
 def barrier_use(view: View, e: Equation) -> BarrierUse:
     """The one barrier that a view selects; an error when it is a slice of several."""
     if view.shape:
-        raise UnsupportedCall(f"{e.op}: {view.ref} holds {view.ref.shape} barriers; select one with barrier.at[slot]", e.line)
+        raise UnsupportedCall(
+            f"{e.op}: {view.ref} holds {view.ref.shape} barriers; select one with barrier.at[slot]", e.line
+        )
     slot = Affine(0)
     for d, n in zip(view.dims, view.ref.shape, strict=True):
         slot = slot * n + d.start
@@ -113,7 +115,9 @@ def _(out: Any, step: Any) -> None:
     if use.slot.static:
         out.line(f"mbarrier_wait({out.barrier_address(use)}, ({phase} >> {slot}) & 1); {phase} ^= 1u << {slot};")
     else:
-        out.line(f"{{ u32 slot = {slot}; mbarrier_wait({out.barrier_address(use, 'slot')}, ({phase} >> slot) & 1); {phase} ^= 1u << slot; }}")
+        with out.block():
+            out.line(f"u32 slot = {slot};")
+            out.line(f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phase} >> slot) & 1); {phase} ^= 1u << slot;")
     if out.plan.barriers[use.array].info.orders_tensor_core:
         out.line("tcgen05_fence_after();")
 
@@ -149,7 +153,9 @@ def _named(o: Op, function: str) -> None:
         array = ctx.named_barriers[use.array]
         if array.threads > 128 * ctx.program.num_threads:
             raise IllegalInstruction(
-                f"a named barrier of {array.threads // 128} warpgroups in a block of {ctx.program.num_threads}: it could never complete", e.line
+                f"a named barrier of {array.threads // 128} warpgroups in a block of {ctx.program.num_threads}: "
+                "it could never complete",
+                e.line,
             )
         return use
 

@@ -20,7 +20,9 @@ commit_smem_p = op("commit_smem")
 
 def _space(x: Any, kind: str, what: str) -> None:
     if x.space is None or x.space.kind != kind:
-        raise TypeError(f"{what} must be a {kind.upper()} Ref, not {x.space.kind.upper() + ' Ref' if x.space else 'an array'}")
+        raise TypeError(
+            f"{what} must be a {kind.upper()} Ref, not {x.space.kind.upper() + ' Ref' if x.space else 'an array'}"
+        )
 
 
 def copy_gmem_to_smem(src: Any, dst: Any, barrier: Any, *, collective_axes: Sequence[str] | str | None = None) -> None:
@@ -33,7 +35,11 @@ def copy_gmem_to_smem(src: Any, dst: Any, barrier: Any, *, collective_axes: Sequ
     """
     from ..frontend.primitives import bind
 
-    axes = () if collective_axes is None else ((collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes))
+    axes = (
+        ()
+        if collective_axes is None
+        else ((collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes))
+    )
     bind(load_p, src, dst, single(barrier), collective_axes=axes)
 
 
@@ -51,7 +57,10 @@ def _(ctx: Any, e: Equation) -> tuple[TmaCopy, BarrierUse]:
     axes = e.param("collective_axes")
     for a in axes:
         if a not in ctx.program.cluster_names:
-            raise UnsupportedCall(f"collective_axes={axes}: {a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}", e.line)
+            raise UnsupportedCall(
+                f"collective_axes={axes}: {a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}",
+                e.line,
+            )
     return plan_copy(ctx, src, dst, e.line, axes), barrier_use(barrier, e)  # type: ignore[arg-type]
 
 
@@ -62,7 +71,11 @@ def _(out: Any, step: Any) -> None:
     with out.elected():
         out.line(f"u32 bar = {bar};")
         unit = out.plan.barriers[use.array].unit
-        out.line(f"mbarrier_arrive_expect_tx(bar, {copy.nbytes});" if unit == 1 else f"mbarrier_expect_tx(bar, {copy.nbytes});")
+        out.line(
+            f"mbarrier_arrive_expect_tx(bar, {copy.nbytes});"
+            if unit == 1
+            else f"mbarrier_expect_tx(bar, {copy.nbytes});"
+        )
         out.tma_load(copy, "bar")
         if unit > 1:
             out.line(f"mbarrier_arrive_count(bar, {unit});")

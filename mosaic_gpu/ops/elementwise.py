@@ -99,7 +99,12 @@ ROWS = (
     Row("shift_left", np.left_shift, None, "{0} << {1}"),
     Row("shift_right_arithmetic", np.right_shift, None, "{0} >> {1}"),
     Row("select_n", lambda c, f, t: np.where(c, t, f), "({0} ? {2} : {1})", "({0} ? {2} : {1})", "({0} ? {2} : {1})"),
-    Row("clamp", lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi), "fminf(fmaxf({1}, {0}), {2})", "min(max({1}, {0}), {2})"),
+    Row(
+        "clamp",
+        lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
+        "fminf(fmaxf({1}, {0}), {2})",
+        "min(max({1}, {0}), {2})",
+    ),
 )
 ELEMENTWISE = {r.name: r for r in ROWS}
 PURE = set(ELEMENTWISE) | {"integer_pow", "convert_element_type", "bitcast_convert_type"}
@@ -123,7 +128,9 @@ def _define(row: Row) -> None:
         e = step.equation
         expression = row.expression(_computes_in(e), out.approx)
         if expression is None:
-            raise UnsupportedPrimitive(f"{row.name!r} of {_computes_in(e)} has no instruction here; convert with astype first", e.line)
+            raise UnsupportedPrimitive(
+                f"{row.name!r} of {_computes_in(e)} has no instruction here; convert with astype first", e.line
+            )
         out.elementwise(step, "(" + expression + ")")
 
     @o.simulate

@@ -24,7 +24,9 @@ def _(ctx: Any, e: Equation) -> tuple[str, int]:
     for kind, names in (("grid", p.grid_names), ("cluster", p.cluster_names)):
         if name in names:
             return (kind, names.index(name))
-    raise UnsupportedCall(f"axis_index({name!r}): the kernel has axes {p.grid_names + p.cluster_names + (p.thread_name,)}", e.line)
+    raise UnsupportedCall(
+        f"axis_index({name!r}): the kernel has axes {p.grid_names + p.cluster_names + (p.thread_name,)}", e.line
+    )
 
 
 @axis_index.emit(BOTH, SCOPES)

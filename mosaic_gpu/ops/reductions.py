@@ -26,10 +26,14 @@ def _define(name: str, combine: str, approx: str | None, numpy: Callable[..., An
         axes = tuple(e.param("axes"))
         layout = out.layout(e.operands[0])
         if layout is None:
-            raise UnsupportedPrimitive(f"{name} of an array whose elements are all equal: multiply or use the scalar itself", e.line)
+            raise UnsupportedPrimitive(
+                f"{name} of an array whose elements are all equal: multiply or use the scalar itself", e.line
+            )
         if any(d.dim in axes and d.size > 1 for d in layout.warp):
             raise UnsupportedPrimitive(
-                f"{name} over axes {axes} of {layout} crosses warps; reduce along the rows (axis 1) and combine through shared memory", e.line
+                f"{name} over axes {axes} of {layout} crosses warps; reduce along the rows (axis 1) and combine "
+                "through shared memory",
+                e.line,
             )
         out.reduce(step, axes, approx if approx and out.approx else combine)
 

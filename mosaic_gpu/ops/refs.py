@@ -49,11 +49,17 @@ def _access(ctx: Any, e: Equation) -> Access:
     assert isinstance(view, View)
     kind = view.space.kind
     if kind not in ("acc", "smem", "gmem"):
-        raise UnsupportedCall(f"{e.op} on a {kind.upper()} Ref: " + ("use async_load_tmem" if kind == "tmem" else "barriers are waited on, not read"), e.line)
+        raise UnsupportedCall(
+            f"{e.op} on a {kind.upper()} Ref: "
+            + ("use async_load_tmem" if kind == "tmem" else "barriers are waited on, not read"),
+            e.line,
+        )
     if kind == "acc" and (view.shape != view.ref.shape or view.is_transposed):
         raise UnsupportedCall(f"an accumulator is read and written whole; {view} is a part", e.line)
     if ctx.scope is WARP and view.shape:
-        raise UnsupportedPrimitive(f"{e.op} of an array {view.shape} by a single warp: only scalars; do it in the warpgroup's scope", e.line)
+        raise UnsupportedPrimitive(
+            f"{e.op} of an array {view.shape} by a single warp: only scalars; do it in the warpgroup's scope", e.line
+        )
     return Access(kind, view, not view.shape, ctx.pointer(view.ref, e.line) if kind == "gmem" else -1)
 
 

@@ -9,7 +9,9 @@ from ..layouts.registers import LayoutName
 from ..program import Equation
 from .registry import BOTH, WARPGROUP, op
 
-set_max_registers_p = op("set_max_registers", issues_only=True, instead="call it in the warpgroup's role, outside warp_map")
+set_max_registers_p = op(
+    "set_max_registers", issues_only=True, instead="call it in the warpgroup's role, outside warp_map"
+)
 layout_cast_p = op("layout_cast")
 
 
@@ -36,7 +38,9 @@ def _(ctx: Any, e: Equation) -> None:
     n = e.param("registers")
     if n % 8 or not 24 <= n <= 256:
         near = min(max((n + 4) // 8 * 8, 24), 256)
-        raise RegisterBudgetError(f"set_max_registers({n}): the hardware takes multiples of 8 from 24 to 256; {near} is the nearest", e.line)
+        raise RegisterBudgetError(
+            f"set_max_registers({n}): the hardware takes multiples of 8 from 24 to 256; {near} is the nearest", e.line
+        )
 
 
 @set_max_registers_p.emit(BOTH, (WARPGROUP,))

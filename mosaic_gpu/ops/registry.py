@@ -73,14 +73,20 @@ class Op:
         self.simulate_rule = rule
         return rule
 
-    def plan(self, generations: Iterable[Generation] = BOTH, scopes: Iterable[Scope] = (WARPGROUP, WARP)) -> Callable[[Rule], Rule]:
+    def plan(
+        self, generations: Iterable[Generation] = BOTH, scopes: Iterable[Scope] = (WARPGROUP, WARP)
+    ) -> Callable[[Rule], Rule]:
         return self._register(self.plan_rules, generations, scopes)
 
-    def emit(self, generations: Iterable[Generation] = BOTH, scopes: Iterable[Scope] = (WARPGROUP,)) -> Callable[[Rule], Rule]:
+    def emit(
+        self, generations: Iterable[Generation] = BOTH, scopes: Iterable[Scope] = (WARPGROUP,)
+    ) -> Callable[[Rule], Rule]:
         return self._register(self.emit_rules, generations, scopes)
 
     @staticmethod
-    def _register(table: dict[Table, Rule], generations: Iterable[Generation], scopes: Iterable[Scope]) -> Callable[[Rule], Rule]:
+    def _register(
+        table: dict[Table, Rule], generations: Iterable[Generation], scopes: Iterable[Scope]
+    ) -> Callable[[Rule], Rule]:
         cells = [(g, s) for g in generations for s in scopes]
 
         def add(rule: Rule) -> Rule:
@@ -112,6 +118,8 @@ def lookup(name: str, table: Table, line: Line | None) -> Op:
     generation, scope = table
     where = [f"{g.value}/{s.value}" for g, s in (found.emit_rules if found else {})]
     hint = (found.instead if found else "") or (
-        f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}" if where else "rewrite it with operations listed by `mosaic-gpu ops`"
+        f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}"
+        if where
+        else "rewrite it with operations listed by `mosaic-gpu ops`"
     )
     raise UnsupportedPrimitive(f"{name!r} has no rule in the {generation.value} x {scope.value} table; {hint}", line)

@@ -42,7 +42,10 @@ def _unit_dims(e: Equation) -> tuple[int, ...]:
     """For a reshape that only adds or drops dimensions of extent 1: where each result dimension > 1 comes from."""
     x, y = e.operands[0], e.results[0]
     if [n for n in x.shape if n != 1] != [n for n in y.shape if n != 1]:
-        raise UnsupportedPrimitive(f"reshape {x.shape} -> {y.shape} moves elements between threads; only unit dimensions can come and go", e.line)
+        raise UnsupportedPrimitive(
+            f"reshape {x.shape} -> {y.shape} moves elements between threads; only unit dimensions can come and go",
+            e.line,
+        )
     real = [i for i, n in enumerate(y.shape) if n != 1]
     out, k = [], 0
     for n in x.shape:
@@ -85,7 +88,9 @@ def broadcasted_iota(dtype: Any, shape: tuple[int, ...], dimension: int, *, layo
     """An integer array of `shape` counting along `dimension`, in register layout `layout` (None: inferred from its use)."""
     from ..frontend.primitives import bind, dtype_name
 
-    return bind(broadcasted_iota_p, dtype=dtype_name(np.dtype(dtype)), shape=tuple(shape), dimension=dimension, layout=layout)[0]
+    return bind(
+        broadcasted_iota_p, dtype=dtype_name(np.dtype(dtype)), shape=tuple(shape), dimension=dimension, layout=layout
+    )[0]
 
 
 def _iota_layouts(solver: Any, e: Equation) -> None:

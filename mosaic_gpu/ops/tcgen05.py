@@ -52,7 +52,15 @@ class Tcgen05Plan:
 def instruction_descriptor(a_type: str, b_type: str, m: int, n: int, a_mn_major: bool, b_mn_major: bool) -> int:
     """The 32-bit descriptor of kinds f16 and f8f6f4 with a float32 accumulator (PTX ISA 9.7.16.4.2, table 42)."""
     a_code, b_code = KINDS[a_type][1], KINDS[b_type][1]
-    return (1 << 4) | (a_code << 7) | (b_code << 10) | (int(a_mn_major) << 15) | (int(b_mn_major) << 16) | ((n >> 3) << 17) | ((m >> 4) << 24)
+    return (
+        (1 << 4)
+        | (a_code << 7)
+        | (b_code << 10)
+        | (int(a_mn_major) << 15)
+        | (int(b_mn_major) << 16)
+        | ((n >> 3) << 17)
+        | ((m >> 4) << 24)
+    )
 
 
 def tcgen05_mma(acc: Any, a: Any, b: Any, barrier: Any = None, *, accumulate: Any = True) -> None:
@@ -82,8 +90,16 @@ def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any) -> Any:
 def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     acc, a, b, accumulate, *rest = e.operands
     assert isinstance(acc, View) and isinstance(a, View) and isinstance(b, View)
-    if a.dtype not in KINDS or b.dtype not in KINDS or KINDS[a.dtype][0] != KINDS[b.dtype][0] or (KINDS[a.dtype][0] == "f16" and a.dtype != b.dtype):
-        raise IllegalInstruction(f"tcgen05_mma of {a.dtype} x {b.dtype}: legal here are f16 x f16, bf16 x bf16 and any mix of e4m3 and e5m2", e.line)
+    if (
+        a.dtype not in KINDS
+        or b.dtype not in KINDS
+        or KINDS[a.dtype][0] != KINDS[b.dtype][0]
+        or (KINDS[a.dtype][0] == "f16" and a.dtype != b.dtype)
+    ):
+        raise IllegalInstruction(
+            f"tcgen05_mma of {a.dtype} x {b.dtype}: legal here are f16 x f16, bf16 x bf16 and any mix of e4m3 and e5m2",
+            e.line,
+        )
     if acc.dtype != "float32":
         raise IllegalInstruction(f"tcgen05_mma accumulates in float32 here; this TMEM buffer is {acc.dtype}", e.line)
     m, n = acc.shape
@@ -98,7 +114,9 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     kind = KINDS[a.dtype][0]
     idesc = instruction_descriptor(a.dtype, b.dtype, m, n, a_op.mn_major, b_op.mn_major)
     barrier = barrier_use(rest[0], e) if rest else None  # type: ignore[arg-type]
-    return Tcgen05Plan(acc.ref.id, column, m, n, a.shape[1], a_op, b_op, kind, a.dtype, b.dtype, idesc, accumulate, barrier)
+    return Tcgen05Plan(
+        acc.ref.id, column, m, n, a.shape[1], a_op, b_op, kind, a.dtype, b.dtype, idesc, accumulate, barrier
+    )
 
 
 @mma_p.emit((SM100,), (WARPGROUP, WARP))
@@ -142,7 +160,10 @@ def _(sim: Any, step: Any) -> None:
 
 
 def async_load_tmem(src: Any, *, layout: Layout | None = None) -> Any:
-    """Start loading a TMEM Ref (128, n) into registers (Layout.TCGEN05_TMEM_NATIVE); `wait_load_tmem` before the next MMA writes it."""
+    """Start loading a TMEM Ref (128, n) into registers, in Layout.TCGEN05_TMEM_NATIVE.
+
+    `wait_load_tmem` before an MMA may write the buffer again.
+    """
     from ..frontend.primitives import bind
 
     return bind(load_p, src, layout=layout)[0]
@@ -166,9 +187,13 @@ def _(ctx: Any, e: Equation) -> tuple[int, int, int]:
     src = e.operands[0]
     assert isinstance(src, View)
     if e.param("layout") not in (None, Layout.TCGEN05_TMEM_NATIVE):
-        raise UnsupportedCall(f"async_load_tmem(layout={e.param('layout')}): this version delivers Layout.TCGEN05_TMEM_NATIVE", e.line)
+        raise UnsupportedCall(
+            f"async_load_tmem(layout={e.param('layout')}): this version delivers Layout.TCGEN05_TMEM_NATIVE", e.line
+        )
     if len(src.shape) != 2 or src.shape[0] != 128 or src.shape[1] % 8:
-        raise IllegalInstruction(f"async_load_tmem loads (128, n) with n a multiple of 8; this view is {src.shape}", e.line)
+        raise IllegalInstruction(
+            f"async_load_tmem loads (128, n) with n a multiple of 8; this view is {src.shape}", e.line
+        )
     return src.ref.id, ctx.tmem_column(src, e.line), src.shape[1]
 
 

@@ -18,7 +18,15 @@ from .registry import SM90, WARPGROUP, op
 
 wgmma_p = op("wgmma", instead="wgmma exists on sm_90a, for whole warpgroups; on sm_100a use tcgen05_mma")
 wgmma_wait_p = op("wgmma_wait", instead="wgmma exists on sm_90a; tcgen05 work is waited for through barriers")
-KINDS = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "uint8": "u8", "float32": "tf32"}
+KINDS = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "s8",
+    "uint8": "u8",
+    "float32": "tf32",
+}
 # A type -> (B types, accumulator types): the rows of the table in PTX ISA 9.7.15.2
 TYPES = {
     "float16": (("float16",), ("float32", "float16")),
@@ -55,7 +63,8 @@ class WgmmaPlan:
 def wgmma(acc: Any, a: Any, b: Any) -> None:
     """acc += a @ b, asynchronously.
 
-    acc: ACC Ref (m, n), float32 (also float16 for float16 and fp8 operands, int32 for int8); m a multiple of 64, n of 8 up to 256.
+    acc: ACC Ref (m, n), float32 (also float16 for float16 and fp8 operands, int32 for int8); m a multiple of 64, n of 8 up
+    to 256.
     a: (m, k) SMEM Ref or register array in Layout.WGMMA; b: (k, n) SMEM Ref.  Transposed views select the major-ness.
     The operands must not change until `wgmma_wait`.  Raises IllegalInstruction with the row of the table that is missing.
     """
@@ -70,7 +79,12 @@ def _(acc: Any, a: Any, b: Any) -> Any:
         raise TypeError("wgmma accumulates into an ACC Ref (allocate it with run_scoped(f, ACC((m, n))))")
     if b.space is None or b.space.kind != "smem" or (a.space is not None and a.space.kind != "smem"):
         raise TypeError("wgmma: b must be an SMEM Ref, a an SMEM Ref or a register array")
-    if len(acc.shape) != 2 or len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[1], acc.shape) != (b.shape[0], (a.shape[0], b.shape[1])):
+    if (
+        len(acc.shape) != 2
+        or len(a.shape) != 2
+        or len(b.shape) != 2
+        or (a.shape[1], acc.shape) != (b.shape[0], (a.shape[0], b.shape[1]))
+    ):
         raise ValueError(f"wgmma: acc {acc.shape} += a {a.shape} @ b {b.shape}: shapes do not fit")
     return ()
 
@@ -89,7 +103,9 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
     b_types, acc_types = TYPES.get(a.dtype, ((), ()))
     if b.dtype not in b_types or acc.dtype not in acc_types:
         raise IllegalInstruction(
-            f"wgmma has no {a.dtype} x {b.dtype} -> {acc.dtype}; with A {a.dtype}, B may be {b_types} and the accumulator {acc_types}", e.line
+            f"wgmma has no {a.dtype} x {b.dtype} -> {acc.dtype}; with A {a.dtype}, B may be {b_types} and the "
+            f"accumulator {acc_types}",
+            e.line,
         )
     m, n = acc.shape
     if acc.shape != acc.ref.shape:
@@ -104,13 +120,19 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
         a_operand: SharedOperand | int = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line)
         assert isinstance(a_operand, SharedOperand)
         if a_operand.mn_major and m > 64 and a_operand.chunk < 64:
-            raise IllegalInstruction(f"wgmma: a transposed A of {m} rows in chunks of {a_operand.chunk}; use chunks of 64", e.line)
+            raise IllegalInstruction(
+                f"wgmma: a transposed A of {m} rows in chunks of {a_operand.chunk}; use chunks of 64", e.line
+            )
     else:
         assert isinstance(a, Value)
         if a.dtype not in ("float16", "bfloat16"):
-            raise IllegalInstruction(f"wgmma with A in registers: {a.dtype} has a fragment of its own; pass A through shared memory", e.line)
+            raise IllegalInstruction(
+                f"wgmma with A in registers: {a.dtype} has a fragment of its own; pass A through shared memory", e.line
+            )
         a_operand = a.id
-    return WgmmaPlan(acc.ref.id, m, n, a.shape[1], a_operand, b_operand, a.dtype, b.dtype, acc.dtype, e.param("init", "add"))
+    return WgmmaPlan(
+        acc.ref.id, m, n, a.shape[1], a_operand, b_operand, a.dtype, b.dtype, acc.dtype, e.param("init", "add")
+    )
 
 
 @wgmma_p.emit((SM90,))

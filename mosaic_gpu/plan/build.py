@@ -31,11 +31,11 @@ class PlanContext:
 
     @property
     def buffers(self) -> dict[int, Any]:
-        return self.resources.buffers  # type: ignore[return-value]
+        return self.resources.buffers
 
     @property
     def named_barriers(self) -> dict[int, Any]:
-        return self.resources.named  # type: ignore[return-value]
+        return self.resources.named
 
     def input_index(self, ref: Value, line: Line | None) -> int:
         """Which of the kernel's inputs and outputs a GMEM ref is."""
@@ -66,8 +66,16 @@ class PlanContext:
     def tmem_column(self, view: View, line: Line | None) -> int:
         """First column of a TMEM view that keeps all lanes."""
         lanes, columns = view.dims
-        if view.is_transposed or lanes.size != 128 or columns.size is None or not columns.start.static or columns.stride != 1:
-            raise UnsupportedCall(f"a TMEM view takes all 128 lanes and a static range of columns; this is {view}", line)
+        if (
+            view.is_transposed
+            or lanes.size != 128
+            or columns.size is None
+            or not columns.start.static
+            or columns.stride != 1
+        ):
+            raise UnsupportedCall(
+                f"a TMEM view takes all 128 lanes and a static range of columns; this is {view}", line
+            )
         return columns.start.const
 
     # ---- equations -> steps ---------------------------------------------------------------------------------------------
@@ -96,7 +104,16 @@ class PlanContext:
         try:
             for s in roles.split(region.equations, None, 4, region.inputs[0]):
                 name = "warp" + ",".join(map(str, s.indices))
-                out.append(Role(name, Scope.WARP, s.indices, self.block(region.inputs, s.equations), {}, runs_on_one_thread(s.equations)))
+                out.append(
+                    Role(
+                        name,
+                        Scope.WARP,
+                        s.indices,
+                        self.block(region.inputs, s.equations),
+                        {},
+                        runs_on_one_thread(s.equations),
+                    )
+                )
         finally:
             self.scope = Scope.WARPGROUP
         return tuple(out)
@@ -106,7 +123,9 @@ def build_plan(program: Program, arch: str) -> Plan:
     """Plan a program for `arch` ('sm_90a', 'sm_100a', 'sm_103a').  Every legality error is raised here."""
     generation = Generation.of_arch(arch)
     if not 1 <= program.num_threads <= 8:
-        raise UnsupportedCall(f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line)
+        raise UnsupportedCall(
+            f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line
+        )
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []

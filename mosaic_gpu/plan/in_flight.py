@@ -16,8 +16,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from ..errors import InFlightError, Line
-from .roles import DEAD_IF_UNUSED as PURE_ON_ARRAYS
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute, walk
+from .roles import DEAD_IF_UNUSED as PURE_ON_ARRAYS
 
 ZERO, LIVE, UNKNOWN = "zero", "live", "unknown"
 
@@ -35,9 +35,10 @@ class Group:
 class State:
     groups: list[Group]
     accumulators: dict[int, str]
+    fresh: Iterator[int]  # ids that no value of the role has
 
     def copy(self) -> State:
-        return State(list(self.groups), dict(self.accumulators))
+        return State(list(self.groups), dict(self.accumulators), self.fresh)
 
 
 @dataclasses.dataclass
@@ -53,7 +54,7 @@ def resolve(equations: Sequence[Equation]) -> Result:
     if not any(e.op == "wgmma" for e in walk(tuple(equations))):
         return Result(tuple(equations), [])
     notes: list[str] = []
-    state = State([], {})
+    state = State([], {}, itertools.count(1 + max(v.id for v in _values(equations))))
     out = _region(equations, state, notes)
     if state.groups:
         out.append(_wait(0, state.groups[-1].line))
@@ -96,7 +97,9 @@ def _region(equations: Sequence[Equation], state: State, notes: list[str]) -> li
             out.append(e.with_(params=(*(p for p in e.params if p[0] != "init"), ("init", init))))
         elif e.op == "wgmma_wait":
             n = e.param("n")
-            state.groups = state.groups[len(state.groups) - n :] if 0 < n < len(state.groups) else ([] if n == 0 else state.groups)
+            state.groups = (
+                state.groups[len(state.groups) - n :] if 0 < n < len(state.groups) else ([] if n == 0 else state.groups)
+            )
             out.append(e)
         elif e.op in ("get", "swap", "load") and isinstance(e.operands[0], View) and e.operands[0].space.kind == "acc":
             out += _finish(state, e.operands[0].ref.id, e.line)
@@ -159,8 +162,15 @@ def _loop(e: Equation, state: State, notes: list[str]) -> list[Equation]:
             break
         state.groups = start.groups
     else:
-        raise InFlightError("the number of wgmma groups in flight grows with every iteration of this loop; add wgmma_wait to its body", e.line)
-    notes += [f"{e.line}: {len(state.groups)} wgmma group(s) stay in flight from one iteration to the next"] if state.groups else []
+        raise InFlightError(
+            "the number of wgmma groups in flight grows with every iteration of this loop; add wgmma_wait to its body",
+            e.line,
+        )
+    notes += (
+        [f"{e.line}: {len(state.groups)} wgmma group(s) stay in flight from one iteration to the next"]
+        if state.groups
+        else []
+    )
     inner_notes: list[str] = []
     _region(equations, state.copy(), inner_notes)
     notes += inner_notes
@@ -176,12 +186,14 @@ def _two_tiles(e: Equation, state: State, notes: list[str], error: InFlightError
     """The loop unrolled twice, so that each half writes a tile of its own; an odd iteration follows under a branch."""
     lower, upper, *init = e.operands
     body = e.regions[0]
-    counter = itertools.count(1 + max(v.id for v in _values((e,))))
+    counter = state.fresh
 
     def scalar(dtype: str = "int32") -> Value:
         return Value(next(counter), (), dtype)
 
-    def compute(op: str, *operands: Operand, dtype: str = "int32", params: tuple[tuple[str, object], ...] = ()) -> tuple[Value, Equation]:
+    def compute(
+        op: str, *operands: Operand, dtype: str = "int32", params: tuple[tuple[str, object], ...] = ()
+    ) -> tuple[Value, Equation]:
         result = scalar(dtype)
         return result, Equation(op, operands, (result,), params, (), e.line)
 
@@ -206,14 +218,19 @@ def _two_tiles(e: Equation, state: State, notes: list[str], error: InFlightError
     odd, e6 = compute("rem", trips, literal(2))
     last, e7 = compute("sub", upper, literal(1))
     rest = copy_of_body(last, results)
-    branch = Equation("cond", (odd,), e.results, (), (Region((), (), results), Region((), rest.equations, rest.outputs)), e.line)
+    branch = Equation(
+        "cond", (odd,), e.results, (), (Region((), (), results), Region((), rest.equations, rest.outputs)), e.line
+    )
     try:
         out = _region((e1, e2, loop, e6, e7, branch), state, notes)
     except InFlightError:
         raise error from None
     tiles = [v for v in body.inputs[1:] if v.shape and any(_reads_tile(x, v.id) for x in walk(body.equations))]
     cost = ", ".join(f"{v.dtype}{list(v.shape)}" for v in tiles)
-    notes.append(f"{e.line}: unrolled twice, a tile for each half ({cost} more in registers), as the next value is made while a product reads the current one")
+    notes.append(
+        f"{e.line}: unrolled twice, a tile for each half ({cost} more in registers), as the next value is made "
+        "while a product reads the current one"
+    )
     return out
 
 
@@ -274,7 +291,11 @@ def _sink(region: Region, carried: Sequence[Value], notes: list[str]) -> list[Eq
     for c, output in zip(carried, outputs, strict=True):
         if not c.shape or not isinstance(output, Value) or output.id == c.id:
             continue
-        readers = [i for i, e in enumerate(equations) if e.op == "wgmma" and isinstance(e.operands[1], Value) and e.operands[1].id == c.id]
+        readers = [
+            i
+            for i, e in enumerate(equations)
+            if e.op == "wgmma" and isinstance(e.operands[1], Value) and e.operands[1].id == c.id
+        ]
         readers += [i for i, e in enumerate(equations) if e.regions and any(_reads_tile(x, c.id) for x in walk((e,)))]
         if not readers:
             continue
@@ -291,7 +312,8 @@ def _sink(region: Region, carried: Sequence[Value], notes: list[str]) -> list[Eq
         users = [i for i, x in enumerate(equations) if i != definition and _reads(x, output.id)]
         if e.op not in PURE_ON_ARRAYS or any(i <= end for i in users):
             raise InFlightError(
-                f"the next value of a tile is made at {e.line} while the product at {equations[max(readers)].line} still reads the current one; "
+                f"the next value of a tile is made at {e.line} while the product at "
+                f"{equations[max(readers)].line} still reads the current one; "
                 "make it after the wgmma_wait that ends this product",
                 e.line,
             )
@@ -348,4 +370,6 @@ def _branches(e: Equation, state: State, notes: list[str]) -> Equation:
     for acc in {a for _, s in ends for a in s.accumulators}:
         statuses = {s.accumulators.get(acc, ZERO) for _, s in ends}
         state.accumulators[acc] = statuses.pop() if len(statuses) == 1 else UNKNOWN
-    return e.with_(regions=tuple(Region(r.inputs, tuple(b), r.outputs) for r, (b, _) in zip(e.regions, ends, strict=True)))
+    return e.with_(
+        regions=tuple(Region(r.inputs, tuple(b), r.outputs) for r, (b, _) in zip(e.regions, ends, strict=True))
+    )

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from ..errors import Line, RegisterBudgetError, ResourceExceeded, UnsupportedCall
 from ..layouts.shared import SharedLayout, itemsize, shared_layout
 from ..memory import BarrierInfo
-from ..ops.registry import Scope
 from ..program import Equation, Program, Value, View
 from .model import BarrierArray, NamedBarrierArray, SharedBuffer, TmemBuffer
 from .roles import uses_arrays
@@ -66,7 +65,8 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
         kind = ref.space.kind
         if kind in ("smem", "barrier", "tmem") and not collective and len(owners.get(ref.id, ())) > 1:
             raise UnsupportedCall(
-                f"run_scoped allocates {kind.upper()} in a role of {len(owners[ref.id])} warpgroups; it belongs to the block, so say that they share it: "
+                f"run_scoped allocates {kind.upper()} in a role of {len(owners[ref.id])} warpgroups; it belongs "
+                "to the block, so say that they share it: "
                 f"run_scoped(..., collective_axes={program.thread_name!r})",
                 line,
             )
@@ -75,7 +75,11 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
         elif kind == "barrier":
             assert ref.space.barrier is not None
             if math.prod(ref.shape) > 32:
-                raise ResourceExceeded(f"an array of {math.prod(ref.shape)} barriers: a role keeps one phase bit for each in one register, so 32 at most; use two arrays", line)
+                raise ResourceExceeded(
+                    f"an array of {math.prod(ref.shape)} barriers: a role keeps one phase bit for each in one "
+                    "register, so 32 at most; use two arrays",
+                    line,
+                )
             barrier_refs.append((ref, ref.space.barrier))
         elif kind == "named_barrier":
             assert ref.space.barrier is not None
@@ -99,7 +103,9 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
         warpgroups, commits = arrivals.get(ref.id, (False, False))
         unit = 4 if warpgroups and not commits and not info.collective_axes else 1
         blocks = math.prod(program.cluster[program.cluster_names.index(a)] for a in info.collective_axes)
-        barriers[ref.id] = BarrierArray(ref, offset, math.prod(ref.shape), info, unit, info.num_arrivals * unit * blocks)
+        barriers[ref.id] = BarrierArray(
+            ref, offset, math.prod(ref.shape), info, unit, info.num_arrivals * unit * blocks
+        )
         offset += 8 * math.prod(ref.shape)
     tmem_offset = offset
     if tmem:
@@ -107,7 +113,10 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     _check_shared(offset, buffers, barriers, program)
     if next_named + 1 > NAMED_BARRIERS:
         table = ", ".join(f"{a.id}-{a.id + a.count - 1}: %{a.value.id}" for a in named.values())
-        raise ResourceExceeded(f"{next_named - 1} named barriers; a block has {NAMED_BARRIERS}, of which 0 is the whole block ({table})", program.line)
+        raise ResourceExceeded(
+            f"{next_named - 1} named barriers; a block has {NAMED_BARRIERS}, of which 0 is the whole block ({table})",
+            program.line,
+        )
     columns = 0
     if tmem:
         if next_column > TMEM_COLUMNS:
@@ -123,8 +132,16 @@ def _alignment(layout: SharedLayout) -> int:
 
 def _tmem_columns(ref: Value, line: Line | None) -> int:
     assert ref.space is not None
-    if len(ref.shape) != 2 or ref.shape[0] != 128 or itemsize(ref.dtype) != 4 or ref.space.packed or ref.space.collective:
-        raise UnsupportedCall(f"TMEM {ref.dtype}{list(ref.shape)}: this version has (128, columns) buffers of a 32-bit type", line)
+    if (
+        len(ref.shape) != 2
+        or ref.shape[0] != 128
+        or itemsize(ref.dtype) != 4
+        or ref.space.packed
+        or ref.space.collective
+    ):
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(ref.shape)}: this version has (128, columns) buffers of a 32-bit type", line
+        )
     return ref.shape[1]
 
 
@@ -178,12 +195,18 @@ def runs_on_one_thread(equations: Sequence[Equation]) -> bool:
     return fits(equations) and not uses_arrays(equations)
 
 
-def _check_shared(total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program) -> None:
+def _check_shared(
+    total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program
+) -> None:
     if total <= SHARED_LIMIT:
         return
-    rows = [f"  {b.layout.nbytes:7d} bytes  {b.value}" for b in buffers.values()] + [f"  {8 * b.count:7d} bytes  {b.value}" for b in barriers.values()]
+    rows = [f"  {b.layout.nbytes:7d} bytes  {b.value}" for b in buffers.values()] + [
+        f"  {8 * b.count:7d} bytes  {b.value}" for b in barriers.values()
+    ]
     raise ResourceExceeded(
-        f"the block needs {total} bytes of shared memory, {total - SHARED_LIMIT} more than the {SHARED_LIMIT} it can have\n" + "\n".join(rows), program.line
+        f"the block needs {total} bytes of shared memory, {total - SHARED_LIMIT} more than the {SHARED_LIMIT} it can have\n"
+        + "\n".join(rows),
+        program.line,
     )
 
 
@@ -210,7 +233,10 @@ def budget_of(equations: Sequence[Equation]) -> Budget:
             for r in e.regions:
                 inner = budget_of(r.equations)
                 if inner.registers is not None:
-                    raise RegisterBudgetError("set_max_registers must be reached on every path of its role: move it out of the loop or branch", inner.line)
+                    raise RegisterBudgetError(
+                        "set_max_registers must be reached on every path of its role: move it out of the loop or branch",
+                        inner.line,
+                    )
     return found
 
 
@@ -230,15 +256,27 @@ def check_budgets(budgets: Sequence[tuple[str, tuple[int, ...], Budget]], warpgr
     for name, indices, b in budgets:
         final = b.registers if b.registers is not None else entry
         total += final * len(indices)
-        rows.append(f"  {final:3d} x {len(indices)} warpgroup(s)  {name}" + (f"  {b.line}" if b.line else "  (keeps what it is launched with)"))
+        rows.append(
+            f"  {final:3d} x {len(indices)} warpgroup(s)  {name}"
+            + (f"  {b.line}" if b.line else "  (keeps what it is launched with)")
+        )
         if b.registers is not None and b.action == "increase" and b.registers < entry:
-            raise RegisterBudgetError(f"set_max_registers({b.registers}, action='increase') is below the {entry} registers of the launch: write 'decrease'", b.line)
+            raise RegisterBudgetError(
+                f"set_max_registers({b.registers}, action='increase') is below the {entry} registers of the "
+                "launch: write 'decrease'",
+                b.line,
+            )
         if b.registers is not None and b.action == "decrease" and b.registers > entry:
-            raise RegisterBudgetError(f"set_max_registers({b.registers}, action='decrease') is above the {entry} registers of the launch: write 'increase'", b.line)
+            raise RegisterBudgetError(
+                f"set_max_registers({b.registers}, action='decrease') is above the {entry} registers of the "
+                "launch: write 'increase'",
+                b.line,
+            )
     if total > pool:
         worst = max(budgets, key=lambda item: item[2].registers or 0)[2]
         raise RegisterBudgetError(
-            f"the register budgets add up to {total} per thread position, but the block is launched with {entry} x {warpgroups} warpgroups = {pool}; "
+            f"the register budgets add up to {total} per thread position, but the block is launched with {entry} "
+            f"x {warpgroups} warpgroups = {pool}; "
             f"the increase would wait for ever. Lower them by {total - pool}:\n" + "\n".join(rows),
             worst.line,
         )

@@ -16,7 +16,16 @@ import numpy as np
 from ..ops.elementwise import ELEMENTWISE, PURE, numpy_dtype
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute
 
-DEAD_IF_UNUSED = PURE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota", "broadcasted_iota", "axis_index", "program_id"}
+DEAD_IF_UNUSED = PURE | {
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "iota",
+    "broadcasted_iota",
+    "axis_index",
+    "program_id",
+}
 DEAD_IF_UNUSED |= {"num_programs", "dim_size", "layout_cast", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"}
 Known = dict[int, tuple[Any, ...]]
 
@@ -29,7 +38,9 @@ class Split:
     equations: tuple[Equation, ...]
 
 
-def split(equations: Sequence[Equation], thread_name: str | None, count: int, index: Value | None = None) -> list[Split]:
+def split(
+    equations: Sequence[Equation], thread_name: str | None, count: int, index: Value | None = None
+) -> list[Split]:
     """Partition 0..count-1 by the outcome of the outermost branches; `index`: a value that is the index (warp_map's input)."""
     everyone = tuple(range(count))
     known: Known = {index.id: everyone} if index is not None else {}
@@ -56,9 +67,9 @@ def _specialize(
     outcomes: list[tuple[Any, ...]] | None,
 ) -> tuple[list[Equation], dict[int, Operand]]:
     """Fold what is known, inline decided branches.  outcomes: collects undecided outermost branches (None: not outermost)."""
-    for i, values in known.items():
-        if i not in env and all(isinstance(v, int) for v in values) and len(set(values)) == 1:
-            env[i] = Literal(values[0], "int32")
+    for i, given in known.items():
+        if i not in env and all(isinstance(v, int) for v in given) and len(set(given)) == 1:
+            env[i] = Literal(given[0], "int32")
     out: list[Equation] = []
     for e in equations:
         operands = tuple(substitute(o, env) for o in e.operands)
@@ -106,12 +117,15 @@ def _fold(e: Equation, operands: tuple[Operand, ...], known: Known, count: int) 
         return None
     if e.results[0].dtype in ("bfloat16", "float16"):
         return None
-    args = [_values(o, known, count) for o in operands]
-    if any(a is None for a in args):
-        return None
+    args: list[tuple[Any, ...]] = []
+    for o in operands:
+        values = _values(o, known, count)
+        if values is None:
+            return None
+        args.append(values)
     dtype = numpy_dtype(e.results[0].dtype)
     out = []
-    for row in zip(*args, strict=True):  # type: ignore[arg-type]
+    for row in zip(*args, strict=True):
         with np.errstate(all="ignore"):
             value = row[0] if e.op == "convert_element_type" else ELEMENTWISE[e.op].numpy(*row)
         out.append(np.asarray(value).astype(dtype))

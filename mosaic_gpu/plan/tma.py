@@ -61,7 +61,9 @@ class _Digit:
     step: int  # elements along the axis per unit of this digit
 
 
-def shared_digits(view: View, layout: SharedLayout, line: Line | None) -> tuple[list[tuple[int, int, int, int]], Affine]:
+def shared_digits(
+    view: View, layout: SharedLayout, line: Line | None
+) -> tuple[list[tuple[int, int, int, int]], Affine]:
     """(extent, byte stride, kept position, elements per unit) of each digit of the view, and the view's byte offset."""
     digits: list[tuple[int, int, int, int]] = []
     offset = Affine(0)
@@ -97,27 +99,39 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
     """Plan a copy between a GMEM view and an SMEM view of the same shape and dtype."""
     if gmem.shape != smem.shape or gmem.dtype != smem.dtype:
         raise IllegalInstruction(
-            f"copy between GMEM {gmem.dtype}{list(gmem.shape)} and SMEM {smem.dtype}{list(smem.shape)}: shapes and dtypes must match", line
+            f"copy between GMEM {gmem.dtype}{list(gmem.shape)} and SMEM {smem.dtype}{list(smem.shape)}: shapes "
+            "and dtypes must match",
+            line,
         )
     if gmem.is_transposed or smem.is_transposed:
-        raise IllegalInstruction("TMA does not transpose; transpose the operand of the MMA instead (ref.transpose((1, 0)))", line)
+        raise IllegalInstruction(
+            "TMA does not transpose; transpose the operand of the MMA instead (ref.transpose((1, 0)))", line
+        )
     layout: SharedLayout = ctx.buffers[smem.ref.id].layout
     raw, offset = shared_digits(smem, layout, line)
     digits = sorted(
-        (_Digit(n, stride, gmem.kept[position], step) for n, stride, position, step in raw if n > 1 or step == 1), key=lambda d: (d.stride, d.extent == 1)
+        (_Digit(n, stride, gmem.kept[position], step) for n, stride, position, step in raw if n > 1 or step == 1),
+        key=lambda d: (d.stride, d.extent == 1),
     )
     digits = [d for d in digits if d.extent > 1] or digits[:1]
     last_axis = len(gmem.ref.shape) - 1
     if not digits or digits[0].axis != last_axis or digits[0].step != 1 or digits[0].stride != layout.itemsize:
         raise IllegalInstruction(
-            f"the innermost dimension of the copy must be the array's last one, contiguous in both; got {gmem} -> {smem}", line
+            f"the innermost dimension of the copy must be the array's last one, contiguous in both; got {gmem} -> {smem}",
+            line,
         )
     box, loops = _box(digits, gmem, layout.itemsize)
     inner_bytes = box[0].extent * layout.itemsize
     if inner_bytes % 16:
-        raise IllegalInstruction(f"TMA moves rows of multiples of 16 bytes; this copy's are {box[0].extent} x {layout.itemsize} = {inner_bytes}", line)
+        raise IllegalInstruction(
+            f"TMA moves rows of multiples of 16 bytes; this copy's are {box[0].extent} x {layout.itemsize} = {inner_bytes}",
+            line,
+        )
     if layout.swizzle and inner_bytes != layout.swizzle:
-        raise IllegalInstruction(f"a {layout.swizzle}-byte swizzle needs rows of {layout.swizzle} bytes; this copy's have {inner_bytes}", line)
+        raise IllegalInstruction(
+            f"a {layout.swizzle}-byte swizzle needs rows of {layout.swizzle} bytes; this copy's have {inner_bytes}",
+            line,
+        )
     parts = math.prod(ctx.program.cluster[ctx.program.cluster_names.index(a)] for a in multicast) if multicast else 1
     if parts > 1 and not loops:
         box, loops = _deal(box, parts, gmem, line)
@@ -129,10 +143,18 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
             shared = shared + Affine(d.stride * i)
             shift[d.axis] += d.step * i
         issues.append(
-            TmaIssue(shared, tuple(Coordinate(c.start + Affine(shift[m.axis]), c.step) for c, m in zip(coordinates, tensor_map.dims, strict=True)))
+            TmaIssue(
+                shared,
+                tuple(
+                    Coordinate(c.start + Affine(shift[m.axis]), c.step)
+                    for c, m in zip(coordinates, tensor_map.dims, strict=True)
+                ),
+            )
         )
     if len(issues) % parts:
-        raise IllegalInstruction(f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line)
+        raise IllegalInstruction(
+            f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line
+        )
     nbytes = math.prod(d.extent for d in box) * layout.itemsize * len(issues)
     return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts)
 
@@ -164,12 +186,19 @@ def _deal(box: list[_Digit], parts: int, gmem: View, line: Line | None) -> tuple
     """Cut the box's outermost dimension into one piece for each block of the multicast."""
     d = box[-1]
     if d.extent % parts:
-        raise IllegalInstruction(f"a multicast over {parts} blocks cuts the tile's outermost dimension, {d.extent}, into {parts} equal parts", line)
+        raise IllegalInstruction(
+            f"a multicast over {parts} blocks cuts the tile's outermost dimension, {d.extent}, into {parts} equal parts",
+            line,
+        )
     piece = d.extent // parts
-    return [*box[:-1], _Digit(piece, d.stride, d.axis, d.step)], [_Digit(parts, d.stride * piece, d.axis, d.step * piece)]
+    return [*box[:-1], _Digit(piece, d.stride, d.axis, d.step)], [
+        _Digit(parts, d.stride * piece, d.axis, d.step * piece)
+    ]
 
 
-def _tensor_map(ctx: Any, gmem: View, box: list[_Digit], layout: SharedLayout, line: Line | None) -> tuple[TensorMapPlan, list[Coordinate]]:
+def _tensor_map(
+    ctx: Any, gmem: View, box: list[_Digit], layout: SharedLayout, line: Line | None
+) -> tuple[TensorMapPlan, list[Coordinate]]:
     dims: list[MapDim] = []
     coordinates: list[Coordinate] = []
     extents: list[int] = []
@@ -179,7 +208,9 @@ def _tensor_map(ctx: Any, gmem: View, box: list[_Digit], layout: SharedLayout, l
         if d.step > 1:
             if any(f % d.step for _, f in start.terms) or start.const % d.step:
                 raise IllegalInstruction(
-                    f"the copy is stored in chunks of {d.step}: its start along axis {d.axis}, {start}, must be written as a multiple of {d.step}", line
+                    f"the copy is stored in chunks of {d.step}: its start along axis {d.axis}, {start}, must be "
+                    f"written as a multiple of {d.step}",
+                    line,
                 )
             start = Affine(start.const // d.step, tuple((v, f // d.step) for v, f in start.terms))
             dims.append(MapDim(d.axis, d.step, None))
@@ -201,14 +232,19 @@ def _tensor_map(ctx: Any, gmem: View, box: list[_Digit], layout: SharedLayout, l
             extents.append(1)
     if len(dims) > 5:
         raise UnsupportedCall(
-            f"this copy needs a tensor map of rank {len(dims)}, TMA has 5: reshape the array of shape {gmem.ref.shape} so that the dimensions "
+            f"this copy needs a tensor map of rank {len(dims)}, TMA has 5: reshape the array of shape "
+            f"{gmem.ref.shape} so that the dimensions "
             "it does not slice are merged",
             line,
         )
-    return TensorMapPlan(ctx.input_index(gmem.ref, line), tuple(dims), tuple(extents), layout.swizzle, gmem.dtype), coordinates
+    return TensorMapPlan(
+        ctx.input_index(gmem.ref, line), tuple(dims), tuple(extents), layout.swizzle, gmem.dtype
+    ), coordinates
 
 
-def tensor_map_arguments(plan: TensorMapPlan, shape: tuple[int, ...], size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def tensor_map_arguments(
+    plan: TensorMapPlan, shape: tuple[int, ...], size: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(dims in elements, strides in bytes of dims[1:]) for an array of `shape`, row-major, elements of `size` bytes."""
     steps = [size] * len(shape)
     for i in reversed(range(len(shape) - 1)):

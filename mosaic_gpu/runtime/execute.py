@@ -41,7 +41,10 @@ def target_arch(program: Program, capability: tuple[int, int] | None) -> str:
         return program.params.arch or "sm_90a"
     have = names.get(capability)
     if have is None:
-        raise DeviceMismatch(f"compute capability {capability[0]}.{capability[1]}: kernels run on 9.0 (Hopper), 10.0 and 10.3 (Blackwell)", program.line)
+        raise DeviceMismatch(
+            f"compute capability {capability[0]}.{capability[1]}: kernels run on 9.0 (Hopper), 10.0 and 10.3 (Blackwell)",
+            program.line,
+        )
     if program.params.arch not in (None, have):
         raise DeviceMismatch(f"the kernel is for {program.params.arch}, the device is {have}", program.line)
     return have
@@ -95,7 +98,9 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
 def simulator_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     """The kernel as a callback, for a CPU lowering."""
     _announce()
-    plan_of(traced.program, target_arch(traced.program, None))  # what the compiler refuses is refused when it is lowered
+    plan_of(
+        traced.program, target_arch(traced.program, None)
+    )  # what the compiler refuses is refused when it is lowered
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
     return list(jax.pure_callback(lambda *a: simulate(traced, *a), types, *args))
 
