@@ -1,0 +1,113 @@
+"""The kernels on a GPU, inside `jax.jit`, against float64: every combination of features, fresh random inputs, poisoned outputs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mosaic_gpu.codegen.cubin_cache import compile_count
+from mosaic_gpu.kernels import reference
+from mosaic_gpu.kernels.attention import attention
+from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.runtime.device import default_arch
+
+pytestmark = pytest.mark.gpu
+if default_arch() != "sm_90a":
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+
+def random(*shape: int, dtype: Any) -> jax.Array:
+    """Fresh numbers on every run."""
+    rng = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def poisoned(f: Any, *args: jax.Array) -> Any:
+    """f(*args), its outputs in memory that was just full of NaN: buffers of their size are filled, freed and taken again."""
+    types = jax.eval_shape(f, *args)
+    compiled = jax.jit(f).lower(*args).compile()
+    leaves = jax.tree.leaves(types)
+    for _ in range(20):
+        poison = [jnp.full(t.shape, jnp.nan, t.dtype) for t in leaves for _ in range(3)]
+        jax.block_until_ready(poison)
+        places = {p.unsafe_buffer_pointer() for p in poison}
+        for p in poison:
+            p.delete()
+        out = compiled(*args)
+        if all(o.unsafe_buffer_pointer() in places for o in jax.tree.leaves(out)):
+            return out
+    raise AssertionError("the outputs never landed in the poisoned buffers")
+
+
+def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> np.ndarray:
+    """Attention in float32 from the same rounded inputs, with P rounded to their dtype: what a kernel may be twice as far off as."""
+    group = q.shape[2] // k.shape[2]
+    with jax.default_matmul_precision("highest"):
+        qf, kf, vf = (x.astype(jnp.float32) for x in (q, jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)))
+        s = jnp.einsum("bqhd,bkhd->bhqk", qf, kf) * q.shape[-1] ** -0.5
+        if causal:
+            s = jnp.where(jnp.arange(k.shape[1])[None] <= jnp.arange(q.shape[1])[:, None], s, -jnp.inf)
+        p = jnp.exp(s - s.max(-1, keepdims=True))
+        o = jnp.einsum("bhqk,bkhd->bqhd", p.astype(q.dtype).astype(jnp.float32), vf)
+        return np.asarray((o / p.sum(-1).transpose(0, 2, 1)[..., None]).astype(q.dtype).astype(jnp.float32))
+
+
+LENGTHS = ((256, 256), (1, 1), (300, 411), (129, 64), (64, 1000))
+
+
+@pytest.mark.parametrize(
+    "dtype,d,causal,heads,lengths",
+    itertools.product((jnp.bfloat16, jnp.float16), (64, 128, 256), (False, True), ((2, 2), (4, 1)), LENGTHS),
+)
+def test_attention_matches_float64(dtype: Any, d: int, causal: bool, heads: tuple[int, int], lengths: tuple[int, int]) -> None:
+    (h, h_kv), (s, t) = heads, lengths
+    q, k, v = random(2, s, h, d, dtype=dtype), random(2, t, h_kv, d, dtype=dtype), random(2, t, h_kv, d, dtype=dtype)
+    out, lse = poisoned(functools.partial(attention, causal=causal, return_lse=True), q, k, v)
+    exact, exact_lse = reference.attention(q, k, v, causal=causal)
+    allowed = 2 * max(reference.relative_error(plain_attention(q, k, v, causal), exact), 1e-3)
+    assert reference.relative_error(out, exact) <= allowed
+    np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
+
+
+def test_attention_without_lse_and_with_batch_dimensions() -> None:
+    q, k, v = (random(2, 3, 200, 4, 64, dtype=jnp.bfloat16) for _ in range(3))
+    out = poisoned(attention, q, k, v)
+    exact, _ = reference.attention(*(x.reshape(6, 200, 4, 64) for x in (q, k, v)))
+    assert reference.relative_error(np.asarray(out, np.float64).reshape(exact.shape), exact) < 5e-3
+
+
+def test_one_cubin_serves_every_length_batch_and_head_count() -> None:
+    def run(b: int, s: int, t: int, h: int, h_kv: int) -> None:
+        q, k, v = (random(b, n, m, 128, dtype=jnp.bfloat16) for n, m in ((s, h), (t, h_kv), (t, h_kv)))
+        out = jax.jit(attention)(q, k, v)
+        assert reference.relative_error(out, reference.attention(q, k, v)[0]) < 5e-3
+
+    run(1, 128, 128, 1, 1)
+    before = compile_count()
+    for shape in ((2, 300, 77, 4, 2), (1, 1000, 1024, 3, 3), (3, 5, 513, 8, 1)):
+        run(*shape)
+    assert compile_count() == before
+
+
+@pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16))
+@pytest.mark.parametrize("m,n,k", ((256, 512, 256), (200, 264, 136), (1, 8, 8), (1000, 520, 72), (130, 1024, 4096)))
+def test_matmul_matches_float64(dtype: Any, m: int, n: int, k: int) -> None:
+    a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
+    out = poisoned(matmul90.matmul, a, b)
+    exact = reference.matmul(a, b)
+    rounded = np.asarray(jnp.asarray(exact, dtype), np.float64)
+    assert reference.relative_error(out, exact) <= 2 * reference.relative_error(rounded, exact)
+
+
+def test_same_bits_every_time() -> None:
+    q, k, v = (random(1, 777, 4, 128, dtype=jnp.bfloat16) for _ in range(3))
+    f = jax.jit(functools.partial(attention, causal=True))
+    first = np.asarray(f(q, k, v)).view(np.uint16)
+    assert all((np.asarray(f(q, k, v)).view(np.uint16) == first).all() for _ in range(50))
