@@ -14,12 +14,12 @@ import numpy as np
 from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
-from ..errors import UnsupportedCall
+from ..errors import OutOfBounds, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value
 from .memory import RefType
 from .primitives import is_ref
-from .trace import Tracer, function_line, leaf_names
+from .trace import Tracer, function_line, leaf_names, raised_at
 
 UNSET: Any = object()
 
@@ -173,7 +173,15 @@ class _Kernel:
         axes = [*zip(o["grid_names"], o["grid"], strict=False), *zip(o["cluster_names"], o["cluster"], strict=False)]
         if o["thread_name"] is not None:
             axes.append((o["thread_name"], o["num_threads"]))
-        closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
+        try:
+            closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
+        except ValueError as error:
+            if not str(error).startswith("Out of bound"):  # JAX's own check of static slices
+                raise
+            raise OutOfBounds(
+                f"{error} A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)",
+                raised_at(error, line),
+            ) from error
         tracer = Tracer()
         inputs = tuple(
             tracer.value_of_aval(v.aval, n)

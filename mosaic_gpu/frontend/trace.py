@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,17 +40,26 @@ IDENTITY = {"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint"}
 
 def user_line(equation: Any, outer: Line | None) -> Line | None:
     """The innermost line of the traceback that is the user's: not JAX's and not ours (our kernels count as a user's)."""
-    traceback = equation.source_info.traceback
-    for f in traceback.frames if traceback else ():
-        name = os.path.abspath(f.file_name)
-        if (
-            name.startswith(JAX_FOLDER)
-            or (name.startswith(OUR_FOLDER) and not name.startswith(KERNELS_FOLDER))
-            or f.file_name[:1] == "<"
-        ):
-            continue
-        return Line(name, int(f.line_num), str(f.function_name))
+    found = equation.source_info.traceback
+    for f in found.frames if found else ():
+        if is_users(f.file_name):
+            return Line(os.path.abspath(f.file_name), int(f.line_num), str(f.function_name))
     return outer  # e.g. inside jnp.where, whose trace JAX caches: no frame of the user
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's: not JAX's and not ours."""
+    name = os.path.abspath(file)
+    ours = name.startswith(OUR_FOLDER) and not name.startswith(KERNELS_FOLDER)
+    return not (name.startswith(JAX_FOLDER) or ours or file.startswith("<"))
+
+
+def raised_at(error: BaseException, outer: Line | None) -> Line | None:
+    """The innermost line of the user's that an exception passed through."""
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_users(frame.f_code.co_filename):
+            return Line(os.path.abspath(frame.f_code.co_filename), number, frame.f_code.co_name)
+    return outer
 
 
 class Tracer:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Line
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout
 from ..memory import BarrierInfo
-from ..ops.registry import Generation, Scope
 from ..program import Equation, Operand, Program, Value
+
+if TYPE_CHECKING:  # the ops themselves need this module
+    from ..ops.registry import Generation, Scope
 
 
 @dataclasses.dataclass(frozen=True)
