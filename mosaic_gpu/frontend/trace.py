@@ -291,8 +291,11 @@ def _cond(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
 
 
 def _is_increment(jaxpr: Any, variable: Any, result: Any) -> bool:
+    """Whether an integer carry counts: result = variable + 1."""
+    if str(variable.aval.dtype) not in ("int32", "int64"):
+        return False
     for e in jaxpr.eqns:
-        if e.outvars[0] is result:
+        if e.outvars and e.outvars[0] is result:
             a, b = e.invars if e.primitive.name == "add" else (None, None)
             return a is variable and isinstance(b, jex.Literal) and int(b.val) == 1
     return False
@@ -342,6 +345,10 @@ def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
         bounds = (init[0], init[1])
         # The bound is a carried value that never changes: inside the body it is the bound itself.
         _for(tr, e, body, b_outer, init, bounds, True, 1, out, line, invariant=1)
+        # The counter ends at the upper bound, or where it started if that is not below.
+        end = tr.fresh((), "int32")
+        out.append(Equation("max", bounds, (end,), (), (), line))
+        tr.bind(e.outvars[:1], [end])
         return
     values = tuple(tr.fresh(v.aval.shape, v.aval.dtype) for v in carry)
     c_region = tr.region(cond, [*c_outer, *values], values, line)
