@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +35,32 @@ def load(device: str, kernel: str) -> dict[str, Any]:
     path = cache_file(device, kernel)
     if not path.exists():
         return {}
+    way_out = f"delete it and run `mosaic-gpu tune run {kernel}`"
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise CacheInvalid(f"{path} is not JSON ({error}); delete it or run `mosaic-gpu tune run {kernel}`") from error
+        data: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CacheInvalid(f"{path} cannot be read as JSON ({error}); {way_out}") from error
+    if not isinstance(data, dict):
+        raise CacheInvalid(f"{path} holds no JSON object; {way_out}")
     if data.get("schema") != SCHEMA or data.get("device") != device or data.get("kernel") != kernel:
         raise CacheInvalid(
             f"{path} says schema {data.get('schema')}, device {data.get('device')}, kernel {data.get('kernel')}; "
-            f"expected {SCHEMA}, {device}, {kernel}: run `mosaic-gpu tune run {kernel}`"
+            f"expected {SCHEMA}, {device}, {kernel}: {way_out}"
         )
+    best = data.get("best", {})
+    damaged = not isinstance(best, dict) or any(
+        not isinstance(entry, dict) or not isinstance(entry.get("config"), dict) for entry in best.values()
+    )
+    if damaged:
+        raise CacheInvalid(f"{path}: `best` must map each key to an object with a `config`; {way_out}")
+    return data
+
+
+def load_for_update(device: str, kernel: str) -> dict[str, Any]:
+    """A copy of the cache that may be changed and stored; one without entries where there is no file."""
+    data = copy.deepcopy(load(device, kernel)) or {"schema": SCHEMA, "device": device, "kernel": kernel}
+    data.setdefault("best", {})
+    data.setdefault("trials", {})
     return data
 
 
@@ -56,9 +75,18 @@ def lookup(kernel: str, key: str) -> dict[str, Any] | None:
 
 
 def store(data: dict[str, Any]) -> Path:
-    """Write a cache file (device and kernel are in the data); returns its path."""
+    """Write a cache file (device and kernel are in the data); returns its path.
+
+    Readers see the old file or the new one, never a part: a search that is stopped while it writes loses nothing.
+    """
     path = cache_file(data["device"], data["kernel"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    temporary = path.with_suffix(f".{os.getpid()}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CacheInvalid(f"the tuning cache {path} cannot be written: {error}") from error
     load.cache_clear()
     return path

@@ -1,0 +1,149 @@
+"""What the verbs share: how errors end the program, tables and JSON, progress, and the refusal where a GPU is needed.
+
+Exit codes: 0 it worked; 1 it failed (an error of ours, a wrong result); 2 it was refused before anything was done (bad
+arguments, no GPU).  Tables and JSON go to standard output, progress and errors to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import MosaicGpuError
+
+FAILED, REFUSED = 1, 2
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+class Refusal(Exception):
+    """The verb cannot do this here; the message says why in one line."""
+
+
+class Verbs(typer.core.TyperGroup):
+    """The group of all verbs: takes `--debug` anywhere, and turns errors into a message and an exit code."""
+
+    debug = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.debug = "--debug" in args
+        return list(super().parse_args(ctx, [a for a in args if a != "--debug"]))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Refusal as refusal:
+            report_error("refused", str(refusal))
+            raise typer.Exit(REFUSED) from refusal
+        except Exception as error:
+            ours = find_ours(error)
+            if ours is None or self.debug:  # what is not ours is a bug, and shows where
+                raise
+            report_error(type(ours).__name__, str(ours))
+            raise typer.Exit(FAILED) from error
+
+
+def find_ours(error: BaseException) -> MosaicGpuError | None:
+    """Our error that an exception is, or that JAX has wrapped into one of its own."""
+    if isinstance(error, MosaicGpuError):
+        return error
+    if "jax" not in sys.modules:
+        return None
+    if isinstance(error, sys.modules["jax"].errors.JaxRuntimeError):
+        from ..runtime.execute import last_report
+        from ..runtime.jax_ffi import translate_error
+
+        return translate_error(error) or last_report()
+    return None
+
+
+def output() -> Console:
+    """Where results go.  Outside a terminal lines are long, so that tables are not folded in files."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def report_error(kind: str, message: str) -> None:
+    """An error for people, without traceback.  Plain lines: a path or a command in it must not be folded."""
+    Console(stderr=True).print(f"[bold red]{escape(kind)}[/]: {escape(message)}", soft_wrap=True, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """Data as JSON on standard output."""
+    print(json.dumps(data, indent=2, default=str))
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> Table:
+    """A table whose first `left` columns are text and whose others are numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < left else "right")
+    for row in rows:
+        made.add_row(*("–" if cell is None else escape(str(cell)) for cell in row))
+    return made
+
+
+class Steps:
+    """Progress through steps that are announced as they begin."""
+
+    def __init__(self, progress: Progress, total: int | None) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total)
+        self._begun = 0
+
+    def step(self, text: str) -> None:
+        """The next step begins."""
+        if not self._progress.console.is_terminal:  # a log shows what the moving bar would
+            self._progress.console.print(f"… {text}", highlight=False, markup=False, soft_wrap=True)
+        self._progress.update(self._task, description=escape(text), completed=self._begun)
+        self._begun += 1
+
+
+@contextlib.contextmanager
+def steps(total: int | None = None) -> Iterator[Steps]:
+    """Show progress on standard error while the body runs; nothing of it stays in a terminal."""
+    columns = [
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Steps(progress, total)
+
+
+def require_gpu(verb: str) -> str:
+    """The architecture of the GPU, such as 'sm_90a'; a refusal where there is none that our kernels run on."""
+    from ..runtime.device import default_arch
+
+    arch = default_arch()
+    if arch is None:
+        raise Refusal(f"{verb} needs a GPU, and JAX sees none here; `mosaic-gpu doctor` says what is missing")
+    if not arch.endswith("a"):
+        raise Refusal(f"{verb} needs a Hopper or Blackwell GPU (sm_90a, sm_100a, sm_103a); this one is {arch}")
+    return arch
+
+
+def parse_json_option(text: str | None, option: str) -> dict[str, Any] | None:
+    """The object that an option's JSON text stands for."""
+    if text is None:
+        return None
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise Refusal(f"{option} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise Refusal(f"{option} is a JSON object such as '{{\"num_stages\": 3}}', not {text}")
+    return data

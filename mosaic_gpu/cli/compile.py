@@ -1,0 +1,102 @@
+"""`mosaic-gpu compile`: a kernel to CUDA C++, PTX, cubin, SASS and resources, and what each pass made of it.  No GPU needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .common import AsJson, Refusal, output, parse_json_option, print_json, steps, table
+
+ARCHS = ("sm_90a", "sm_100a", "sm_103a")
+
+
+def compile_kernel(
+    kernel: Annotated[str, typer.Argument(help="attention, matmul, or FILE.py:NAME of a kernel of yours.")],
+    arch: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(ARCHS)}; default: the kernel's, else this GPU's, else sm_90a."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("out"),
+    stages: Annotated[bool, typer.Option("--stages", help="Print and write the program after each pass.")] = False,
+    shape: Annotated[str | None, typer.Option(help="b4s4096h32kv8d128, or m4096n4096k4096 for matmul.")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
+    causal: Annotated[bool, typer.Option("--causal", help="Attention: query i sees keys 0 to i.")] = False,
+    lse: Annotated[bool, typer.Option("--lse", help="Attention: with the log-sum-exp as second output.")] = False,
+    config: Annotated[str | None, typer.Option(help="The kernel's config as JSON.")] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option(help="Type of an argument of your kernel, e.g. 'bf16[4096,128]'; repeat.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a kernel and write kernel.cu, .ptx, .cubin, .sass and resources.json."""
+    if arch is not None and arch not in ARCHS:
+        raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
+    fields = parse_json_option(config, "--config")
+    with steps(4) as progress:
+        progress.step(f"tracing {kernel}")
+        from ..codegen.artifacts import resources_json, write_artifacts
+        from ..codegen.build import compile_plan
+        from ..plan.build import build_plan
+        from .stages import plan_json, plan_tables, stage_texts
+        from .targets import Request, find_call, program_of
+
+        request = Request(arch or _default_arch(), shape, dtype, causal, lse, fields)
+        program = program_of(*find_call(kernel, request, arg or ()), arch)
+        target = arch or program.params.arch or request.arch
+        progress.step(f"planning for {target}")
+        plan = build_plan(program, target)
+        texts = stage_texts(program, plan) if stages else {}
+        progress.step("compiling")
+        built = compile_plan(plan)
+        progress.step("disassembling")
+        paths = write_artifacts(plan, built, out)
+        resources = resources_json(plan, built)
+    for number, (name, text) in enumerate(texts.items(), 1):
+        paths[f"stage {name}"] = out / f"stage{number}_{name}.txt"
+        paths[f"stage {name}"].write_text(text + "\n")
+    if as_json:
+        extra = {"plan": plan_json(plan)} if stages else {}
+        print_json({"files": {k: str(v) for k, v in paths.items()}, "resources": resources, **extra})
+        return
+    console = output()
+    for name, text in texts.items():
+        if name == "plan":
+            console.print(plan_tables(plan))
+        else:
+            console.rule(name, align="left")
+            print(text)
+    print_resources(console, resources)
+    for path in paths.values():
+        console.print(str(path), highlight=False, soft_wrap=True)
+
+
+def print_resources(console: Console, resources: dict[str, Any]) -> None:
+    """Registers by role, shared memory, spills and what ptxas complained of."""
+    rows = []
+    for r in resources["roles"]:
+        groups = ", ".join(map(str, r["warpgroups"]))
+        entry = f"{resources['entry_registers']} (at launch)"
+        rows.append([r["role"], groups, r["requested"] or entry, r["needed"]])
+    title = f"{resources['program']} for {resources['arch']}, {resources['toolchain']}"
+    console.print(table(title, ["role", "warpgroups", "registers", "used"], rows, left=2))
+    shared = resources["static_shared"] + resources["dynamic_shared"]
+    tmem = f", {resources['tmem_columns']} TMEM columns" if resources["tmem_columns"] else ""
+    spills = resources["spill_stores"] + resources["spill_loads"]
+    console.print(
+        f"{resources['threads']} threads, {shared} bytes of shared memory{tmem}, "
+        f"{f'{spills} bytes' if spills else 'no'} spills, cubin of {resources['cubin_bytes']} bytes",
+        highlight=False,
+    )
+    for message in resources["messages"]:
+        console.print(f"ptxas: {message}", highlight=False, markup=False)
+
+
+def _default_arch() -> str:
+    """This GPU's architecture if kernels run on it, else Hopper's."""
+    from ..runtime.device import default_arch
+
+    arch = default_arch()
+    return arch if arch in ARCHS else "sm_90a"

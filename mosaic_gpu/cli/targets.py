@@ -1,0 +1,156 @@
+"""What `compile` and `bench compile` work on: a kernel of ours by name, or one of the user's, traced to its program.
+
+To add a kernel of ours: a function here that calls it, under its name in KERNELS.  It is found in
+`mosaic_gpu.kernels.<generation>.<name>` for every generation that has that module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import UnsupportedCall
+from ..program import Program
+from ..tune.space import config_class, config_from, default_config, generation_of
+from ..tune.workload import Attention, Matmul, dtype_name
+from .common import Refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asks for.  shape: None takes the kernel's own example."""
+
+    arch: str
+    shape: str | None = None
+    dtype: str = "bfloat16"
+    causal: bool = False
+    return_lse: bool = False
+    config: dict[str, Any] | None = None
+
+
+Call = tuple[Callable[..., Any], Sequence[jax.ShapeDtypeStruct]]
+
+
+def _kernel_function(name: str, arch: str) -> Callable[..., Any]:
+    generation = generation_of(arch)
+    config_class(name, generation)  # refuses with the reason where the module is missing
+    function = getattr(importlib.import_module(f"mosaic_gpu.kernels.{generation}.{name}"), name, None)
+    if function is None:
+        raise UnsupportedCall(f"{name} has no kernel for {generation} yet")
+    return function  # type: ignore[no-any-return]
+
+
+def _arguments(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
+
+
+def _attention(r: Request) -> Call:
+    w = Attention.parse(r.shape or "b4s4096d128", dtype=r.dtype, causal=r.causal)
+    generation = generation_of(r.arch)
+    function = _kernel_function("attention", r.arch)
+    if r.config is None:
+        config = default_config("attention", generation, w.head_dim)
+    else:
+        config = config_from("attention", generation, r.config)
+    options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": r.return_lse}
+    return functools.partial(function, **options), _arguments(w.shapes, w.dtype)
+
+
+def _matmul(r: Request) -> Call:
+    w = Matmul.parse(r.shape or "m4096n4096k4096", dtype=r.dtype)
+    function = _kernel_function("matmul", r.arch)
+    config = config_from("matmul", generation_of(r.arch), r.config or {})
+    return functools.partial(function, config=config), _arguments(w.shapes, w.dtype)
+
+
+KERNELS: dict[str, Callable[[Request], Call]] = {"attention": _attention, "matmul": _matmul}
+
+
+def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> Call:
+    """The function and the types of its arguments that KERNEL on the command line stands for."""
+    if kernel in KERNELS:
+        if arguments:
+            raise Refusal(f"--arg is for kernels of your own; {kernel} takes --shape")
+        try:
+            return KERNELS[kernel](request)
+        except (ValueError, TypeError) as error:
+            raise Refusal(str(error)) from error
+    path, colon, name = kernel.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise Refusal(f"KERNEL is {', '.join(KERNELS)} or FILE.py:NAME, not {kernel!r}")
+    if not arguments:
+        raise Refusal("a kernel of your own needs its arguments' types: --arg 'bf16[4,4096,16,128]', one for each")
+    return load_object(Path(path), name), [parse_argument(a) for a in arguments]
+
+
+def parse_argument(text: str) -> jax.ShapeDtypeStruct:
+    """A type such as 'bf16[4, 4096, 16, 128]' or 'f32[]'."""
+    found = re.fullmatch(r"\s*([a-z]\w*)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*", text)
+    if found is None:
+        raise Refusal(f"--arg {text!r}: write a type as bf16[4,4096,16,128]")
+    try:
+        dtype = jnp.dtype(dtype_name(found[1]))
+    except TypeError as error:
+        raise Refusal(f"--arg {text!r}: there is no dtype {found[1]!r}") from error
+    return jax.ShapeDtypeStruct(tuple(int(n) for n in found[2].split(",") if n.strip()), dtype)
+
+
+def load_object(path: Path, name: str) -> Callable[..., Any]:
+    """A kernel, or a function that calls one, out of a user's file."""
+    if not path.is_file():
+        raise Refusal(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickles in it look it up
+    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when Python runs it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise Refusal(f"{path} has no kernel {name!r}; it has {', '.join(names) or 'none'}")
+    return found  # type: ignore[no-any-return]
+
+
+def programs_of(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct]) -> list[Program]:
+    """The programs of the kernels that a function calls, in order; the function is traced, nothing runs."""
+    from ..frontend.kernel import call_p
+
+    found: list[Program] = []
+
+    def visit(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            if equation.primitive is call_p:
+                found.append(equation.params["traced"].program)
+                continue
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                    visit(getattr(value, "jaxpr", value))
+
+    visit(jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr)
+    return found
+
+
+def program_of(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], arch: str | None) -> Program:
+    """The program of the one kernel that a function calls; a refusal if it is not one, or is for another architecture."""
+    found = programs_of(function, arguments)
+    if len(found) != 1:
+        names = ", ".join(p.name for p in found) or "none"
+        raise Refusal(f"this compiles one kernel, and the function calls {len(found)}: {names}")
+    wanted = found[0].params.arch
+    if arch is not None and wanted is not None and wanted != arch:
+        raise Refusal(f"kernel {found[0].name} is for {wanted} (CompilerParams.arch), not for {arch}")
+    return found[0]

@@ -1,0 +1,77 @@
+"""When an attention result is right: error against float32 at most twice that of plain attention that rounds P to the dtype.
+
+The reference is computed by XLA, in float32 without TF32, head by head: exact enough to judge 16-bit results by, and fast
+enough on a GPU to be taken over all heads of every kernel that is timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+FLOOR = 1e-3  # of the output's root mean square
+
+
+@functools.partial(jax.jit, static_argnames=("causal", "scale", "round_p"))
+def plain_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float, round_p: bool = False
+) -> jax.Array:
+    """softmax(scale q k^T) v in float32; round_p: the probabilities are rounded to q's dtype, as tensor cores need them.
+
+    q: (b, s, h, d); k, v: (b, t, h_kv, d).
+    """
+    b, s, h, d = q.shape
+    t, h_kv = k.shape[1:3]
+    heads_first = [x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], d) for x in (q, k, v)]
+    seen = jnp.arange(t)[None] <= jnp.arange(s)[:, None] if causal else None
+
+    def one_head(i: jax.Array) -> jax.Array:
+        q1, k1, v1 = (
+            lax.dynamic_index_in_dim(x, j, keepdims=False).astype(jnp.float32)
+            for x, j in zip(heads_first, (i, i // (h // h_kv), i // (h // h_kv)), strict=True)
+        )
+        scores = jnp.matmul(q1, k1.T, precision=lax.Precision.HIGHEST) * scale
+        if seen is not None:
+            scores = jnp.where(seen, scores, -jnp.inf)
+        p = jax.nn.softmax(scores, axis=-1)
+        if round_p:
+            p = p.astype(q.dtype).astype(jnp.float32)
+        return jnp.matmul(p, v1, precision=lax.Precision.HIGHEST)
+
+    out: jax.Array = lax.map(one_head, jnp.arange(b * h))
+    return out.reshape(b, h, s, d).transpose(0, 2, 1, 3)
+
+
+def relative_error(x: Any, reference: jax.Array) -> float:
+    """||x - reference|| / ||reference||; NaN where x has one."""
+    difference = jnp.linalg.norm((jnp.asarray(x).astype(jnp.float32) - reference).ravel())
+    return float(difference / jnp.maximum(jnp.linalg.norm(reference.ravel()), 1e-30))
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """Knows the right result of one call, and how far from it a kernel's may be."""
+
+    reference: jax.Array
+    allowed: float
+
+    @classmethod
+    def of(cls, q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float | None = None) -> Judge:
+        """A judge of results for these inputs."""
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        reference = plain_attention(q, k, v, causal=causal, scale=scale)
+        rounded = plain_attention(q, k, v, causal=causal, scale=scale, round_p=True)
+        return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
+
+    def error(self, out: Any) -> float:
+        """The relative error of a result; NaN for one that has a NaN."""
+        return relative_error(out, self.reference)
+
+    def accepts(self, error: float) -> bool:
+        """Whether an error is small enough; a NaN is not."""
+        return error <= self.allowed

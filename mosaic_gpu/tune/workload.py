@@ -1,0 +1,143 @@
+"""What is measured: shapes written as text, with their inputs, their operation count and their key in the tuning cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Self
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "s32": "int32",
+    "i32": "int32",
+    "s8": "int8",
+    "i8": "int8",
+    "u8": "uint8",
+    "u32": "uint32",
+}
+
+
+def dtype_name(text: str) -> str:
+    """The NumPy name of a dtype that may be written short: bf16, f16, f32, ..."""
+    return DTYPES.get(text, text)
+
+
+def _fields(text: str, known: dict[str, str], example: str) -> dict[str, int]:
+    """'b4 s4096 h16' as {'batch': 4, ...}; `known` maps letters to names."""
+    compact = re.sub(r"[\s_]", "", text)
+    parts = re.findall(r"([a-z]+)(\d+)", compact)
+    letters = [letter for letter, _ in parts]
+    if (
+        "".join(a + b for a, b in parts) != compact
+        or not set(letters) <= set(known)
+        or len(set(letters)) != len(letters)
+    ):
+        meanings = ", ".join(f"{letter} {name}" for letter, name in known.items())
+        raise ValueError(f"shape {text!r}: write it like {example} ({meanings})")
+    return {known[letter]: int(number) for letter, number in parts}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """One attention call.  `length` queries see `kv_length` keys; `heads` share `kv_heads`."""
+
+    batch: int
+    length: int
+    kv_length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str = "bfloat16"
+    causal: bool = False
+
+    LETTERS = {"b": "batch", "s": "length", "t": "kv_length", "h": "heads", "kv": "kv_heads", "d": "head_dim"}
+    EXAMPLE = "b4s4096h16d128, b2s8192h32kv8d128 or b1s128t4096h8d64"
+
+    @classmethod
+    def parse(cls, text: str, *, dtype: str = "bfloat16", causal: bool = False) -> Self:
+        """From text; what is left out: b1, t = s, h = 2048 / d, kv = h, d128.  ValueError says how to write it."""
+        given = _fields(text, cls.LETTERS, cls.EXAMPLE)
+        if "length" not in given:
+            raise ValueError(f"shape {text!r} has no length: write it like {cls.EXAMPLE}")
+        head_dim = given.get("head_dim", 128)
+        heads = given.get("heads", max(2048 // max(head_dim, 1), 1))
+        return cls(
+            given.get("batch", 1),
+            given["length"],
+            given.get("kv_length", given["length"]),
+            heads,
+            given.get("kv_heads", heads),
+            head_dim,
+            dtype_name(dtype),
+            causal,
+        )
+
+    def __str__(self) -> str:
+        kv = f" t{self.kv_length}" if self.kv_length != self.length else ""
+        heads = f"h{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
+        return f"b{self.batch} s{self.length}{kv} {heads} d{self.head_dim}"
+
+    @property
+    def mask(self) -> str:
+        return "causal" if self.causal else "full"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of q, k and v."""
+        kv = (self.batch, self.kv_length, self.kv_heads, self.head_dim)
+        return (self.batch, self.length, self.heads, self.head_dim), kv, kv
+
+    @property
+    def flops(self) -> int:
+        """By the usual count: 4 b h d for each pair of query and key, half of the pairs when causal."""
+        pairs = self.length * self.kv_length
+        if self.causal and self.length == self.kv_length:
+            pairs //= 2
+        elif self.causal:  # query i sees min(i + 1, t) keys
+            inside = min(self.length, self.kv_length)
+            pairs = inside * (inside + 1) // 2 + (self.length - inside) * self.kv_length
+        return 4 * self.batch * self.heads * self.head_dim * pairs
+
+    @property
+    def key(self) -> str:
+        """Its key in the tuning cache."""
+        from mosaic_gpu.kernels.attention import tuning_key
+
+        q, k, _ = self.shapes
+        return str(tuning_key(q, k, self.dtype, self.causal))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matmul:
+    """One product of (m, k) and (k, n)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+
+    LETTERS = {"m": "m", "n": "n", "k": "k"}
+    EXAMPLE = "m4096n4096k4096"
+
+    @classmethod
+    def parse(cls, text: str, *, dtype: str = "bfloat16") -> Self:
+        """From text; all of m, n and k."""
+        given = _fields(text, cls.LETTERS, cls.EXAMPLE)
+        if len(given) != 3:
+            raise ValueError(f"shape {text!r}: write it like {cls.EXAMPLE}")
+        return cls(**given, dtype=dtype_name(dtype))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of a and b."""
+        return (self.m, self.k), (self.k, self.n)
+
+    def __str__(self) -> str:
+        return f"m{self.m} n{self.n} k{self.k}"
