@@ -240,16 +240,20 @@ def budget_of(equations: Sequence[Equation]) -> Budget:
     return found
 
 
-def entry_registers(warpgroups: int) -> int:
-    """Registers per thread that a block of so many warpgroups is launched with: 64 K shared out, in steps of 8, at most 255."""
-    return min(65536 // (128 * warpgroups) // 8 * 8, 255)
+def entry_registers(warpgroups: int, requests: Sequence[int]) -> int:
+    """Registers per thread that a block of so many warpgroups is launched with when its roles make these requests.
+
+    ptxas takes the largest request, within an equal share of the 64 K registers (in steps of 8) and 255.  The compiled
+    kernel says what it really is, and is checked against it.
+    """
+    return min(65536 // (128 * warpgroups) // 8 * 8, 255, max(requests))
 
 
 def check_budgets(budgets: Sequence[tuple[str, tuple[int, ...], Budget]], warpgroups: int) -> None:
     """The sum of the final budgets must fit the pool: registers at launch x warpgroups (PTX ISA 9.7.19.5)."""
     if all(b.registers is None for _, _, b in budgets):
         return
-    entry = entry_registers(warpgroups)
+    entry = entry_registers(warpgroups, [b.registers for _, _, b in budgets if b.registers is not None])
     pool = entry * warpgroups
     rows = []
     total = 0

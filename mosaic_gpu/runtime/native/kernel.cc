@@ -139,7 +139,7 @@ Status Kernel::Prepare(const Spec& spec, const StreamContext& context) {
   auto known = allowed_.find(context.context());
   if (known != allowed_.end() && known->second.shared_bytes >= spec.shared_bytes &&
       known->second.cluster_size >= spec.cluster_size()) {
-    return Status();
+    return CheckParameters(spec);  // the same cubin, but perhaps another specification
   }
   if (Status status = CheckDevice(spec, context.device()); !status.ok()) return status;
   if (library_ == nullptr) {
