@@ -130,7 +130,8 @@ class Cluster:
         self.poison, self.early = poison, early
         program = plan.program
         self.inputs = {v.id: i for i, v in enumerate(program.inputs)}
-        self.names = {v.id: f"{v.space} (scratch {i}, %{v.id})" for i, v in enumerate(program.scratch)}
+        arrays_of_barriers = (*plan.barriers.values(), *plan.named_barriers.values())
+        self.names = {a.value.id: f"{a.value.space} {a.value.name or f'%{a.value.id}'}" for a in arrays_of_barriers}
         self.scheduler = Scheduler(deadlock)
         self.blocks = [BlockState(self, position) for position in itertools.product(*map(range, program.cluster))]
 

@@ -79,10 +79,10 @@ def test_deadlock_names_everybody(run, line_of, assert_at):
     assert "2 unfinished threads" in text
     producer, consumer = text.split("\n- ")[1:]
     assert "warpgroup 0" in producer and f":{line_of(pipeline, 'wait for empty')} " in producer
-    assert re.search(r"waits for phase 0 of barrier \(scratch 0, %\d+\)\[0\].*missing: 1 arrival of 1", producer)
+    assert re.search(r"waits for phase 0 of barrier empty\[0\].*missing: 1 arrival of 1", producer)
     assert "arrived: none" in producer
     assert "warpgroup 1" in consumer and f":{line_of(pipeline, 'wait for full')} " in consumer
-    assert re.search(r"waits for phase 1 of barrier \(scratch 1, %\d+\)\[0\].*missing: 1 arrival of 1", consumer)
+    assert re.search(r"waits for phase 1 of barrier full\[0\].*missing: 1 arrival of 1", consumer)
 
 
 def test_deadlock_tells_what_has_arrived(run, line_of):
