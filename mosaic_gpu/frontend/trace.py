@@ -447,15 +447,16 @@ def function_line(f: Any) -> Line | None:
 def leaf_names(
     f: Any, args: Sequence[Any], kwargs: dict[str, Any], is_leaf: Callable[[Any], bool] | None = None
 ) -> list[str]:
-    """What `f` calls each leaf of its arguments: `acc`, `tiles[1]`; for reports."""
+    """What `f` calls each leaf of (args, kwargs), in the order of `jax.tree.flatten`: `acc`, `tiles[1]`; for reports."""
     try:
-        bound = inspect.signature(f).bind(*args, **kwargs)
+        parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
-        return ["" for _ in jax.tree.leaves((args, kwargs), is_leaf=is_leaf)]
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    bases = [positional[i] if i < len(positional) else f"{rest}[{i - len(positional)}]" for i in range(len(args))]
     names = []
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
+    for base, value in [*zip(bases, args, strict=True), *sorted(kwargs.items())]:
         for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)[0]:
-            text = jax.tree_util.keystr(path)
-            names.append(text.strip("[']") if kind is inspect.Parameter.VAR_KEYWORD else name + text)
+            names.append(base + jax.tree_util.keystr(path))
     return names
