@@ -9,6 +9,7 @@ no layout and fits any.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from ..errors import LayoutConflict, Line
@@ -22,7 +23,8 @@ from .registers import Layout, LayoutName, RegisterLayout
 class _Class:
     members: list[Value]
     layout: RegisterLayout | None = None
-    line: Line | None = None
+    line: Line | None = None  # where the layout comes from
+    made: Line | None = None  # where the first of them is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Solver:
             o for o in operands if isinstance(o, Value) and o.shape and o.space is None and o.id not in self.splats
         ]
         if arrays:
-            self._class(arrays[0])
+            c = self._class(arrays[0])
+            c.made = c.made or e.line
         for a in arrays[1:]:
             self._join(arrays[0], a, e)
 
@@ -164,9 +167,10 @@ class Solver:
                     if value.id not in self.splats and self._class(value).layout is None:
                         self.pin(e, value, layout)
                         changed = True
-        for root in list(self.classes):
-            c = self.classes.get(root)
-            if c is None or c.layout is not None:
+        # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.
+        for root in sorted(self.classes, key=lambda r: -math.prod(self.classes[r].members[0].shape)):
+            c = self.classes[root]
+            if c.layout is not None:
                 continue
             shape = c.members[0].shape
             try:
@@ -175,7 +179,7 @@ class Solver:
                 raise LayoutConflict(
                     f"no layout is known for an array of shape {shape}, and the default does not fit: {error}; "
                     "pin one with layout_cast",
-                    c.line,
+                    c.made,
                 ) from None
             while self._spread():
                 pass
