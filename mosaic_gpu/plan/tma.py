@@ -17,6 +17,8 @@ from ..program import Affine, View
 from .model import MapDim, TensorMapPlan
 
 MAX_BOX = 256
+MAX_RANK = 5
+ALIGNMENT = 128  # bytes, of a copy's address in shared memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,7 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
             f"the innermost dimension of the copy must be the array's last one, contiguous in both; got {gmem} -> {smem}",
             line,
         )
+    _check_rank(len(gmem.ref.shape), gmem, line)
     box, loops = _box(digits, gmem, layout.itemsize)
     inner_bytes = box[0].extent * layout.itemsize
     if inner_bytes % 16:
@@ -142,21 +145,42 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
         for d, i in zip(reversed(loops), combination, strict=True):
             shared = shared + Affine(d.stride * i)
             shift[d.axis] += d.step * i
-        issues.append(
-            TmaIssue(
-                shared,
-                tuple(
-                    Coordinate(c.start + Affine(shift[m.axis]), c.step)
-                    for c, m in zip(coordinates, tensor_map.dims, strict=True)
-                ),
-            )
-        )
+        coords = tuple(_shifted(c, m, shift[m.axis]) for c, m in zip(coordinates, tensor_map.dims, strict=True))
+        issues.append(TmaIssue(shared, coords))
+    _check_alignment(issues, smem, line)
     if len(issues) % parts:
         raise IllegalInstruction(
             f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line
         )
     nbytes = math.prod(d.extent for d in box) * layout.itemsize * len(issues)
     return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts)
+
+
+def _check_rank(rank: int, gmem: View, line: Line | None) -> None:
+    if rank > MAX_RANK:
+        raise UnsupportedCall(
+            f"this copy needs a tensor map of rank {rank}, TMA has {MAX_RANK}: reshape the array of shape "
+            f"{gmem.ref.shape} so that the dimensions it does not slice are merged",
+            line,
+        )
+
+
+def _check_alignment(issues: list[TmaIssue], smem: View, line: Line | None) -> None:
+    for issue in issues:
+        if issue.shared.const % ALIGNMENT or any(f % ALIGNMENT for _, f in issue.shared.terms):
+            raise IllegalInstruction(
+                f"TMA needs shared memory addresses that are multiples of {ALIGNMENT} bytes; a piece of this copy starts "
+                f"at byte {issue.shared} of {smem.ref}: pad its rows, or copy another slice",
+                line,
+            )
+
+
+def _shifted(c: Coordinate, m: MapDim, elements: int) -> Coordinate:
+    """A coordinate of the copy that starts so many elements further along the dimension's axis.
+
+    An axis in two dimensions of the map is shifted by whole chunks: the coordinate inside the chunk stays.
+    """
+    return c if m.extent is not None else Coordinate(c.start + Affine(elements // m.step), c.step)
 
 
 def _box(digits: list[_Digit], gmem: View, size: int) -> tuple[list[_Digit], list[_Digit]]:
@@ -174,7 +198,9 @@ def _box(digits: list[_Digit], gmem: View, size: int) -> tuple[list[_Digit], lis
             continue
         extent = d.extent
         if extent > MAX_BOX:
-            extent = max(k for k in range(1, MAX_BOX + 1) if d.extent % k == 0)
+            # A row is cut where the next piece may start; one that has no such place is refused below.
+            pieces = [k for k in range(1, MAX_BOX + 1) if d.extent % k == 0]
+            extent = max(pieces, key=lambda k: (0 if box else math.gcd(k * size, ALIGNMENT), k))
             loops.append(_Digit(d.extent // extent, d.stride * extent, d.axis, d.step * extent))
         box.append(_Digit(extent, d.stride, d.axis, d.step))
         axes_seen.add(d.axis)
@@ -230,13 +256,7 @@ def _tensor_map(
             dims.append(MapDim(axis))
             coordinates.append(Coordinate(index.start))
             extents.append(1)
-    if len(dims) > 5:
-        raise UnsupportedCall(
-            f"this copy needs a tensor map of rank {len(dims)}, TMA has 5: reshape the array of shape "
-            f"{gmem.ref.shape} so that the dimensions "
-            "it does not slice are merged",
-            line,
-        )
+    _check_rank(len(dims), gmem, line)
     return TensorMapPlan(
         ctx.input_index(gmem.ref, line), tuple(dims), tuple(extents), layout.swizzle, gmem.dtype
     ), coordinates
