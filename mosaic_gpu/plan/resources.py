@@ -102,6 +102,13 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     for ref, info in barrier_refs:
         warpgroups, commits = arrivals.get(ref.id, (False, False))
         unit = 4 if warpgroups and not commits and not info.collective_axes else 1
+        for a in info.collective_axes:
+            if a not in program.cluster_names:
+                raise UnsupportedCall(
+                    f"ClusterBarrier(collective_axes={info.collective_axes}): {a!r} is not a cluster axis; "
+                    f"the kernel has {program.cluster_names}",
+                    program.line,
+                )
         blocks = math.prod(program.cluster[program.cluster_names.index(a)] for a in info.collective_axes)
         barriers[ref.id] = BarrierArray(
             ref, offset, math.prod(ref.shape), info, unit, info.num_arrivals * unit * blocks
@@ -229,7 +236,7 @@ def budget_of(equations: Sequence[Equation]) -> Budget:
         elif e.op == "run_scoped":
             inner = budget_of(e.regions[0].equations)
             found = inner if inner.registers is not None else found
-        else:
+        elif e.op != "warp_map":  # a warp has no such operation, which its own error says
             for r in e.regions:
                 inner = budget_of(r.equations)
                 if inner.registers is not None:
@@ -240,20 +247,22 @@ def budget_of(equations: Sequence[Equation]) -> Budget:
     return found
 
 
-def entry_registers(warpgroups: int, requests: Sequence[int]) -> int:
-    """Registers per thread that a block of so many warpgroups is launched with when its roles make these requests.
+def entry_registers(warpgroups: int, largest_increase: int | None = None) -> int:
+    """Registers per thread that ptxas launches a block of so many warpgroups with.
 
-    ptxas takes the largest request, within an equal share of the 64 K registers (in steps of 8) and 255.  The compiled
-    kernel says what it really is, and is checked against it.
+    An equal share of the 64 K, in steps of 8, at most 255; no more than the largest increase, if there is one.  The
+    compiled kernel says what it really is, and is checked against it.
     """
-    return min(65536 // (128 * warpgroups) // 8 * 8, 255, max(requests))
+    share = min(65536 // (128 * warpgroups) // 8 * 8, 255)
+    return share if largest_increase is None else min(share, largest_increase)
 
 
 def check_budgets(budgets: Sequence[tuple[str, tuple[int, ...], Budget]], warpgroups: int) -> None:
     """The sum of the final budgets must fit the pool: registers at launch x warpgroups (PTX ISA 9.7.19.5)."""
     if all(b.registers is None for _, _, b in budgets):
         return
-    entry = entry_registers(warpgroups, [b.registers for _, _, b in budgets if b.registers is not None])
+    increases = [b.registers for _, _, b in budgets if b.registers is not None and b.action == "increase"]
+    entry = entry_registers(warpgroups, max(increases, default=None))
     pool = entry * warpgroups
     rows = []
     total = 0
