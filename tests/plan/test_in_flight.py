@@ -1,0 +1,357 @@
+"""Products in flight: the waits that the planner places, how accumulators begin, and tiles that a product still reads."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.errors import InFlightError
+from mosaic_gpu.plan import in_flight
+from mosaic_gpu.program import walk
+
+F, BF = jnp.float32, jnp.bfloat16
+TILE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+B = [plgpu.SMEM((64, 64), BF, transforms=TILE)]
+ACC = plgpu.ACC((64, 64))
+
+
+@pytest.fixture
+def resolve(program):
+    """resolve(scope, ...): (equations of the accumulator's scope after the pass, notes)."""
+
+    def run(scope, accs=1, **options):
+        def body(x, o, b):
+            result = plgpu.run_scoped(functools.partial(scope, x, b), *[ACC] * accs)
+            if result is not None:
+                o[...] = result
+
+        p = program(
+            body, jax.ShapeDtypeStruct((64, 64), BF), out=jax.ShapeDtypeStruct((64, 64), F), scratch_types=B, **options
+        )
+        result = in_flight.resolve(p.body)
+        (e,) = [e for e in result.equations if e.op == "run_scoped"]
+        return e.regions[0].equations, result.notes
+
+    return run
+
+
+def waits(equations) -> list[tuple[str, int, bool]]:
+    """The products, accesses and waits, in order."""
+    out = []
+    for e in equations:
+        if e.op == "wgmma_wait":
+            out.append(("wait", e.param("n"), bool(e.param("implicit"))))
+        elif e.op in ("wgmma", "get", "swap", "acc_zero"):
+            out.append((e.op, e.param("init"), e.param("dynamic")))
+    return out
+
+
+def ops(equations) -> list[str]:
+    return [e.op for e in walk(tuple(equations)) if e.op in ("wgmma", "wgmma_wait", "get", "swap", "acc_zero", "for")]
+
+
+def test_reading_waits_for_the_product(resolve):
+    def scope(x, b, acc):
+        plgpu.wgmma(acc, b, b)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    assert waits(equations) == [("wgmma", "zero", None), ("wait", 0, True), ("get", None, None)]
+
+
+def test_an_explicit_wait_is_enough(resolve):
+    def scope(x, b, acc):
+        plgpu.wgmma(acc, b, b)
+        plgpu.wgmma_wait(0)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    assert waits(equations) == [("wgmma", "zero", None), ("wait", 0, False), ("get", None, None)]
+
+
+def test_partial_wait(resolve):
+    """Reading the older of two accumulators leaves the younger product in flight: wait 1."""
+
+    def scope(x, b, first, second):
+        plgpu.wgmma(first, b, b)
+        plgpu.wgmma(second, b, b)
+        return first[...] + second[...]
+
+    equations, _ = resolve(scope, accs=2)
+    assert waits(equations) == [
+        ("wgmma", "zero", None),
+        ("wgmma", "zero", None),
+        ("wait", 1, True),
+        ("get", None, None),
+        ("wait", 0, True),
+        ("get", None, None),
+    ]
+
+
+def test_an_explicit_wait_counts_groups(resolve):
+    """After wait 1 of two, reading the first needs nothing more."""
+
+    def scope(x, b, first, second):
+        plgpu.wgmma(first, b, b)
+        plgpu.wgmma(second, b, b)
+        plgpu.wgmma_wait(1)
+        a = first[...]
+        return a + second[...]
+
+    equations, _ = resolve(scope, accs=2)
+    assert [w for w in waits(equations) if w[0] == "wait"] == [("wait", 1, False), ("wait", 0, True)]
+
+
+def test_nothing_is_in_flight_when_a_role_or_a_scope_ends(resolve):
+    def scope(x, b, acc):
+        plgpu.wgmma(acc, b, b)
+
+    equations, _ = resolve(scope)
+    assert waits(equations)[-1] == ("wait", 0, True)
+
+
+def test_writing_an_accumulator_waits(resolve):
+    def scope(x, b, acc):
+        plgpu.wgmma(acc, b, b)
+        acc[...] = acc[...] * 2.0
+        plgpu.wgmma(acc, b, b)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    assert [w[:2] for w in waits(equations)] == [
+        ("wgmma", "zero"),
+        ("wait", 0),
+        ("get", None),
+        ("swap", None),
+        ("wgmma", "add"),
+        ("wait", 0),
+        ("get", None),
+    ]
+
+
+# ---- how an accumulator begins ----------------------------------------------------------------------------------------------
+def test_the_first_product_overwrites(resolve):
+    def scope(x, b, acc):
+        plgpu.wgmma(acc, b, b)
+        plgpu.wgmma(acc, b, b)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    assert [e.param("init") for e in equations if e.op == "wgmma"] == ["zero", "add"]
+
+
+def test_a_loop_decides_at_run_time(resolve):
+    """A flag says whether a product has run; after the loop, zeros if none has."""
+
+    def scope(x, b, acc):
+        def step(i, _):
+            plgpu.wgmma(acc, b, b)
+            plgpu.wgmma_wait(0)
+
+        lax.fori_loop(0, plgpu.dim_size(x, 0), step, None)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    (product,) = [e for e in walk(equations) if e.op == "wgmma"]
+    assert product.param("init") == "dynamic"
+    assert ("acc_zero", None, True) in waits(equations), "the trip count may be zero"
+
+
+def test_reading_before_any_product_zeroes(resolve):
+    def scope(x, b, acc):
+        a = acc[...]
+        plgpu.wgmma(acc, b, b)
+        return a + acc[...]
+
+    equations, _ = resolve(scope)
+    assert waits(equations)[:3] == [("acc_zero", None, False), ("get", None, None), ("wgmma", "add", None)]
+
+
+@pytest.mark.xfail(strict=True, reason="resolve leaves roles without products alone; the kernel reads unset registers")
+def test_reading_without_any_product_zeroes(resolve):
+    """An ACC starts as zeros, also in a role that never multiplies."""
+    equations, _ = resolve(lambda x, b, acc: acc[...])
+    assert waits(equations) == [("acc_zero", None, False), ("get", None, None)]
+
+
+def test_storing_needs_no_zeros(resolve):
+    """A store that nobody reads back starts the accumulator."""
+
+    def scope(x, b, acc):
+        acc[...] = jnp.full((64, 64), 2.0, F)
+        plgpu.wgmma(acc, b, b)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    assert [w[:2] for w in waits(equations) if w[0] in ("wgmma", "acc_zero")][-1] == ("wgmma", "add")
+
+
+def test_a_loop_that_rescales_begins_with_zeros(resolve):
+    def scope(x, b, acc):
+        def step(i, _):
+            acc[...] = acc[...] * 0.5
+            plgpu.wgmma(acc, b, b)
+            plgpu.wgmma_wait(0)
+
+        lax.fori_loop(0, 4, step, None)
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    assert ops(equations)[0] == "acc_zero"
+    (product,) = [e for e in walk(equations) if e.op == "wgmma"]
+    assert product.param("init") == "add"
+
+
+def test_accumulators_begin_anew_with_their_scope(resolve, equations):
+    """A scope inside a loop: the first product of each iteration overwrites."""
+
+    def scope(x, b, outer):
+        def step(i, _):
+            def inner(acc):
+                plgpu.wgmma(acc, b, b)
+                return acc[...]
+
+            outer[...] = outer[...] + plgpu.run_scoped(inner, ACC)
+
+        lax.fori_loop(0, 4, step, None)
+        return outer[...]
+
+    found, _ = resolve(scope)
+    assert [e.param("init") for e in walk(found) if e.op == "wgmma"] == ["zero"]
+
+
+# ---- loops and branches -----------------------------------------------------------------------------------------------------
+def test_a_product_over_the_back_edge(resolve):
+    """wait 1 in the loop: one group stays in flight, is noted, and is waited for when the accumulator is read."""
+
+    def scope(x, b, acc):
+        def step(i, _):
+            plgpu.wgmma(acc, b, b)
+            plgpu.wgmma_wait(1)
+
+        lax.fori_loop(0, 4, step, None)
+        return acc[...]
+
+    found, notes = resolve(scope)
+    assert any("1 wgmma group(s) stay in flight from one iteration to the next" in n for n in notes)
+    assert ("wait", 0, True) in waits(found)
+
+
+def test_a_loop_that_never_waits(resolve):
+    def scope(x, b, acc):
+        lax.fori_loop(0, 4, lambda i, _: plgpu.wgmma(acc, b, b), None)
+        return acc[...]
+
+    with pytest.raises(InFlightError, match="grows with every iteration of this loop; add wgmma_wait"):
+        resolve(scope)
+
+
+def test_branches_that_differ_drain(resolve):
+    """Where one path has a product in flight and the other has not, the first waits before they meet."""
+
+    def scope(x, b, acc):
+        @plgpu.when(plgpu.dim_size(x, 0) > 3)
+        def _():
+            plgpu.wgmma(acc, b, b)
+
+        return acc[...]
+
+    found, _ = resolve(scope)
+    (branch,) = [e for e in found if e.op == "cond"]
+    bodies = [[e.op for e in r.equations] for r in branch.regions]
+    assert ["wgmma", "wgmma_wait"] in bodies
+    assert ("acc_zero", None, True) in waits(found), "the other path has not begun the accumulator"
+
+
+# ---- tiles in registers -----------------------------------------------------------------------------------------------------
+def tile_loop(x, b, acc, *, order: str):
+    """The tile of the next step is carried; it is made above the wait ('sink'), below ('clean') or used above ('stuck')."""
+
+    def step(i, p):
+        plgpu.wgmma(acc, p, b)  # product
+        if order == "clean":
+            plgpu.wgmma_wait(0)
+        new = p * jnp.asarray(2.0, BF)  # next
+        if order == "stuck":
+            b[...] = new
+        if order != "clean":
+            plgpu.wgmma_wait(0)
+        return new
+
+    lax.fori_loop(0, 4, step, plgpu.load(x, layout=plgpu.Layout.WGMMA))
+    return acc[...]
+
+
+def loop_ops(equations) -> list[str]:
+    (loop,) = [e for e in equations if e.op == "for"]
+    return [e.op for e in loop.regions[0].equations if e.op in ("wgmma", "wgmma_wait", "mul", "swap")]
+
+
+def test_the_next_tile_made_below_the_wait(resolve):
+    found, notes = resolve(functools.partial(tile_loop, order="clean"))
+    assert loop_ops(found) == ["wgmma", "wgmma_wait", "mul"] and not [n for n in notes if "made after" in n]
+
+
+def test_the_next_tile_is_sunk_below_the_wait(resolve, line_of):
+    found, notes = resolve(functools.partial(tile_loop, order="sink"))
+    assert loop_ops(found) == ["wgmma", "wgmma_wait", "mul"]
+    (note,) = [n for n in notes if "made after the wgmma_wait" in n]
+    assert f":{line_of(tile_loop, 'next')}" in note
+
+
+def test_a_tile_that_cannot_wait_gets_a_second_one(resolve):
+    """The next tile is stored while the product still reads the current one: the loop is unrolled over two tiles."""
+    found, notes = resolve(functools.partial(tile_loop, order="stuck"))
+    assert any("unrolled twice, a tile for each half" in n and "bfloat16[64, 64]" in n for n in notes)
+    (loop,) = [e for e in found if e.op == "for"]
+    assert [e.op for e in loop.regions[0].equations].count("wgmma") == 2
+    assert len([e for e in walk(found) if e.op == "wgmma"]) == 3, "and one for an odd last step"
+
+
+def test_a_tile_in_a_while_loop_that_cannot_wait(resolve, line_of, assert_at):
+    """A while loop is not unrolled: the error names both lines."""
+
+    def scope(x, b, acc):
+        def step(c):
+            i, p = c
+            plgpu.wgmma(acc, p, b)  # product
+            new = p * jnp.asarray(2.0, BF)  # next
+            b[...] = new
+            plgpu.wgmma_wait(0)
+            return i + 2, new
+
+        lax.while_loop(lambda c: c[0] < 8, step, (jnp.int32(0), plgpu.load(x, layout=plgpu.Layout.WGMMA)))
+        return acc[...]
+
+    with pytest.raises(InFlightError, match="make it after the wgmma_wait that ends this product") as e:
+        resolve(scope)
+    assert_at(e.value, scope, "next")
+    assert f":{line_of(scope, 'product')}" in str(e.value)
+
+
+def test_a_carried_tile_is_released(resolve):
+    """A product that would still read the carried tile at the end of the iteration is waited for there."""
+
+    def scope(x, b, acc):
+        def step(i, p):
+            plgpu.wgmma(acc, p, b)
+            return p * jnp.asarray(2.0, BF)
+
+        lax.fori_loop(0, 4, step, plgpu.load(x, layout=plgpu.Layout.WGMMA))
+        return acc[...]
+
+    found, _ = resolve(scope)
+    (loop,) = [e for e in found if e.op == "for"]
+    body = loop.regions[0].equations
+    assert [e.op for e in body if e.op in ("wgmma", "wgmma_wait", "mul")].count("wgmma_wait") == 1
+    assert body[-1].op == "wgmma_wait" or body[-2].op == "wgmma_wait"
+
+
+def test_roles_without_products_are_left_alone(program, array):
+    p = program(lambda x, o: o.__setitem__(0, x[0]), array(8), out=array(8))
+    assert in_flight.resolve(p.body).equations == p.body
