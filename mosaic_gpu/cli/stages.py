@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group
 from rich.text import Text
 
+from ..ops.registry import Scope
 from ..plan import in_flight, roles
-from ..plan.model import Plan
+from ..plan.model import Block, Plan, Role
 from ..program import Program, Value, format_equations, format_program
 from .common import table
 
@@ -75,16 +77,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "threads": plan.threads,
         "shared_bytes": plan.shared_bytes,
         "tmem_columns": plan.tmem_columns,
-        "roles": [
-            {
-                "role": r.name,
-                "warpgroups": ", ".join(map(str, r.indices)),
-                "registers": r.registers,
-                "runs on": "one thread" if r.single_thread else "all threads",
-                "register arrays": len(r.layouts),
-            }
-            for r in plan.roles
-        ],
+        "roles": [row for r in plan.roles for row in _role_rows(r)],
         "buffers": [
             {
                 "buffer": name(b.value),
@@ -131,3 +124,24 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         ],
         "notes": list(plan.notes),
     }
+
+
+def _role_rows(role: Role, outer: str = "") -> list[dict[str, Any]]:
+    """A role, then the roles of its warps where it divides them."""
+    unit = "warps" if role.scope is Scope.WARP else "warpgroups"
+    row = {
+        "role": f"{outer} {role.name}".strip(),
+        "of": f"{unit} {', '.join(map(str, role.indices))}",
+        "registers": role.registers,
+        "runs on": "one thread" if role.single_thread else "all threads",
+        "register arrays": len(role.layouts),
+    }
+    return [row, *(found for warps in _warp_roles(role.body) for found in _role_rows(warps, role.name))]
+
+
+def _warp_roles(block: Block) -> Iterator[Role]:
+    for step in block.steps:
+        if step.equation.op == "warp_map":
+            yield from step.data
+        for region in step.regions:
+            yield from _warp_roles(region)

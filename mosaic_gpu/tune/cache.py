@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -86,7 +87,8 @@ def store(data: dict[str, Any]) -> Path:
         temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise CacheInvalid(f"the tuning cache {path} cannot be written: {error}") from error
     load.cache_clear()
     return path

@@ -41,12 +41,11 @@ class Measurement:
 
 
 def random_inputs(workload: Attention, seed: int) -> Inputs:
-    """Normal random q, k and v."""
-    generator = np.random.default_rng(seed)
+    """Normal random q, k and v, drawn on the device that they will be used on."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shapes = zip(keys, workload.shapes, strict=True)
     dtype = jnp.dtype(workload.dtype)
-    return tuple(
-        jnp.asarray(generator.standard_normal(shape, dtype=np.float32)).astype(dtype) for shape in workload.shapes
-    )
+    return tuple(jax.random.normal(key, shape, jnp.float32).astype(dtype) for key, shape in shapes)
 
 
 def sets_for(workload: Attention) -> int:

@@ -1,0 +1,129 @@
+"""`compile` writes every file, shows every stage, and says what is wrong without a traceback."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+
+FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.sass", "resources.json")
+STAGES = ("stage1_traced.txt", "stage2_roles.txt", "stage3_in_flight.txt", "stage4_plan.txt")
+
+
+def test_attention(verb, tmp_path):
+    out = tmp_path / "out"
+    result = verb("compile", "attention", "--arch", "sm_90a", "--out", out, "--causal", "--shape", "s512", "--stages")
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in out.iterdir()} == {*FILES, *STAGES}
+    assert "HGMMA" in (out / "kernel.sass").read_text() and "wgmma.mma_async" in (out / "kernel.ptx").read_text()
+    assert (out / "kernel.cubin").read_bytes().startswith(b"\x7fELF")
+    resources = json.loads((out / "resources.json").read_text())
+    assert [(r["role"], r["requested"]) for r in resources["roles"]] == [("wg0,1", 240), ("wg2", 24)]
+    assert all(0 < r["needed"] <= r["requested"] for r in resources["roles"])
+    assert resources["spill_stores"] == 0
+    compute, memory = (out / "stage2_roles.txt").read_text().split("role wg2")
+    assert "wgmma(" in compute and "wgmma(" not in memory and "copy_gmem_to_smem(" in memory
+    assert "role wg0,1" in (out / "stage3_in_flight.txt").read_text()
+    plan = (out / "stage4_plan.txt").read_text()
+    assert all(title in plan for title in ("roles", "buffers", "barriers", "named barriers", "maps"))
+    assert "kernel attention_sm90" in result.stdout and "no spills" in result.stdout
+
+
+def test_json(verb, tmp_path):
+    result = verb("compile", "matmul", "--out", tmp_path, "--shape", "m256n512k128", "--json", "--stages")
+    data = json.loads(result.stdout)
+    assert set(data) == {"files", "resources", "plan"} and data["resources"]["program"] == "matmul_sm90"
+    assert data["plan"]["buffers"] and data["plan"]["maps"]
+
+
+def test_blackwell_matmul(verb, tmp_path):
+    result = verb("compile", "matmul", "--arch", "sm_100a", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "UTCHMMA" in (tmp_path / "kernel.sass").read_text()
+    plan = json.loads(verb("compile", "matmul", "--arch", "sm_100a", "--out", tmp_path, "--json", "--stages").stdout)[
+        "plan"
+    ]
+    assert [r["role"] for r in plan["roles"]] == ["wg0", "wg0 warp0", "wg0 warp1", "wg0 warp2,3", "wg1"]
+    assert plan["tmem"][0]["columns"] == plan["tmem_columns"] == 128
+
+
+@pytest.fixture
+def user_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        textwrap.dedent("""
+        import jax
+        import jax.numpy as jnp
+        import mosaic_gpu as plgpu
+
+        @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128, 64), jnp.float32))
+        def double(x, o):
+            o[...] = x[...] * 2
+
+        @jax.jit
+        def inside_jit(x):
+            return double(x) + 1
+
+        def twice(x):
+            return double(double(x))
+
+        @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128, 64), jnp.float32),
+                      compiler_params=plgpu.CompilerParams(arch="sm_90a"))
+        def hopper_only(x, o):
+            o[...] = x[...]
+        """)
+    )
+    return path
+
+
+@pytest.mark.parametrize("name, arch", [("double", "sm_100a"), ("inside_jit", "sm_90a")])
+def test_a_users_kernel(verb, user_file, tmp_path, name, arch):
+    result = verb(
+        "compile", f"{user_file}:{name}", "--arg", "f32[128, 64]", "--arch", arch, "--out", tmp_path, "--stages"
+    )
+    assert result.exit_code == 0, result.output
+    assert "FADD" in (tmp_path / "kernel.sass").read_text() or "FMUL" in (tmp_path / "kernel.sass").read_text()
+    assert "mine.py" in (tmp_path / "stage1_traced.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["nosuch"], "FILE.py:NAME"),
+        (["attention", "--arch", "sm_80"], "one of sm_90a"),
+        (["attention", "--shape", "q4"], "write it like"),
+        (["attention", "--arg", "f32[1]"], "--shape"),
+        (["attention", "--config", "{"], "not JSON"),
+        (["attention", "--config", '{"nonsense": 1}'], "nonsense"),
+        (["attention", "--config", '{"block_kv": 17}'], "multiple of 16"),
+        (["matmul", "--shape", "m4"], "m4096n4096k4096"),
+        (["USER:double"], "--arg"),
+        (["USER:double", "--arg", "f32[128"], "write a type"),
+        (["USER:double", "--arg", "q32[128]"], "no dtype"),
+        (["USER:nothing", "--arg", "f32[128,64]"], "it has double"),
+        (["USER:twice", "--arg", "f32[128,64]"], "calls 2"),
+        (["USER:hopper_only", "--arg", "f32[128,64]", "--arch", "sm_100a"], "is for sm_90a"),
+        (["missing.py:double", "--arg", "f32[128,64]"], "no file"),
+    ],
+)
+def test_refusals(verb, user_file, arguments, why):
+    result = verb("compile", *[a.replace("USER", str(user_file)) for a in arguments])
+    assert result.exit_code == 2, result.output
+    assert why in result.stderr and "Traceback" not in result.stderr and result.stdout == ""
+
+
+def test_errors_have_a_line_and_no_traceback(verb, tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "import jax, jax.numpy as jnp, mosaic_gpu as plgpu\n"
+        "@plgpu.kernel(out_type=jax.ShapeDtypeStruct((128, 64), jnp.float32))\n"
+        "def kernel(x, o):\n"
+        "    o[...] = jnp.sort(x[...])\n"
+    )
+    result = verb("compile", f"{wrong}:kernel", "--arg", "f32[128,64]", "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "UnsupportedPrimitive" in result.stderr
+    assert f"{wrong}:4" in result.stderr and "Traceback" not in result.stderr
+    debug = verb("compile", "--debug", f"{wrong}:kernel", "--arg", "f32[128,64]", "--out", tmp_path / "out")
+    assert debug.exit_code == 1 and type(debug.exception).__name__ == "UnsupportedPrimitive"
+    assert not (tmp_path / "out").exists()
