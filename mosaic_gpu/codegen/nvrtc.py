@@ -24,7 +24,7 @@ from mosaic_gpu.errors import ToolchainError
 ENVIRONMENT_VARIABLE = "MOSAIC_GPU_NVRTC"
 BASE_OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v")
 _MAJORS = (14, 13, 12)  # sonames tried through the loader's own search path
-_SUCCESS, _OUT_OF_MEMORY, _COMPILATION = 0, 1, 6
+_SUCCESS, _INVALID_OPTION = 0, 5
 _MISSING = (
     "NVRTC, NVIDIA's run-time compiler, is not installed. Install it with `pip install nvidia-cuda-nvrtc` "
     "(CUDA 13 drivers) or `pip install nvidia-cuda-nvrtc-cu12` (CUDA 12 drivers), or point "
@@ -58,6 +58,7 @@ class Nvrtc:
         except (OSError, AttributeError) as error:
             raise ToolchainError(f"{path} could not be loaded as NVRTC: {error}") from error
         self.version = (major.value, minor.value)
+        self._rejects_no_cache = False
         # It looks for its companion on the loader's path only, where a wheel's folder is not.
         beside = os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.{}.{}".format(*self.version))
         self._builtins = ctypes.CDLL(beside) if os.path.isfile(beside) else None
@@ -87,7 +88,13 @@ class Nvrtc:
         if capability is None or int(capability[1]) not in self.architectures:
             known = ", ".join(f"sm_{number}" for number in self.architectures)
             raise ToolchainError(f"{self.toolchain} cannot compile for {arch!r}; it knows {known}.")
-        status, log, cubin, ptx = self._run(source, name, (f"--gpu-architecture={arch}", *options))
+        given = (f"--gpu-architecture={arch}", *options)
+        # With a driver, NVRTC keeps results of its own, and one that comes from there has no log.
+        own = () if self._rejects_no_cache else ("--no-cache",)
+        status, log, cubin, ptx = self._run(source, name, (*given, *own))
+        if status == _INVALID_OPTION and own:  # a release from before the option, and so without the cache
+            self._rejects_no_cache = True
+            status, log, cubin, ptx = self._run(source, name, given)
         if status != _SUCCESS:
             what = self._library.nvrtcGetErrorString(status).decode()
             errors = first_errors(log, ptx) or f"{what}\n{log}".strip()
