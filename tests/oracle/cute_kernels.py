@@ -1,0 +1,312 @@
+"""What CuTe DSL says: kernels compiled to PTX, layouts of shared memory and of fragments, instruction descriptors.
+
+Imported by the fixture `cute`, after it has set CuTe DSL's environment. No `from __future__ import annotations`: CuTe DSL
+reads the annotations.
+
+A side of a product is (mn_major, swizzle, small): small is True for tiles of 8 rows in row-major order, the way of
+``TilingTransform((8, chunk))``, False for ``TilingTransform((rows, chunk))``, chunks one behind the other.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.experimental.primitives as primitives
+from cutlass.cute.nvgpu import tcgen05, warpgroup
+from cutlass.cute.nvgpu.common import OperandMajorMode
+from cutlass.cute.runtime import make_fake_stream
+from cutlass.memory import SmemAllocator
+from numpy import ndarray
+
+DTYPES = {
+    "float16": cutlass.Float16,
+    "bfloat16": cutlass.BFloat16,
+    "float32": cutlass.TFloat32,
+    "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "float8_e5m2": cutlass.Float8E5M2,
+    "int8": cutlass.Int8,
+    "uint8": cutlass.Uint8,
+}
+SLOT = 1  # of the two that each buffer has
+TMEM_COLUMN = 64
+Nested = int | tuple["Nested", ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A CuTe layout, with what CuTe says at some coordinates, to check our reading of it.
+
+    swizzle: (bits, base, shift), of byte addresses; None for none.
+    """
+
+    shape: Nested
+    stride: Nested
+    swizzle: tuple[int, int, int] | None = None
+    samples: tuple[tuple[tuple[int, ...], int], ...] = ()
+
+    def __call__(self, *coordinates: Any) -> Any:
+        """The value, before the swizzle, at one coordinate for each mode, or one for the whole; ints or arrays."""
+        if len(coordinates) == 1:
+            return _along(self.shape, self.stride, coordinates[0])
+        assert isinstance(self.shape, tuple) and len(coordinates) == len(self.shape)
+        return sum(_along(n, d, c) for n, d, c in zip(self.shape, self.stride, coordinates, strict=True))
+
+    def swizzled(self, byte_offsets: ndarray) -> ndarray:
+        """XOR of address bits: `bits` of them from base + shift on, into those from base on."""
+        assert self.swizzle is not None
+        bits, base, shift = self.swizzle
+        return byte_offsets ^ ((byte_offsets & (((1 << bits) - 1) << (base + shift))) >> shift)
+
+
+def _along(shape: Nested, stride: Nested, coordinate: Any) -> Any:
+    """A mode's share: its coordinate runs through the inner modes, the first fastest."""
+    if isinstance(shape, int):
+        return coordinate % shape * stride
+    total = 0
+    for n, d in zip(shape, stride, strict=True):
+        total = total + _along(n, d, coordinate)
+        coordinate = coordinate // _size(n)
+    return total
+
+
+def _size(shape: Nested) -> int:
+    return shape if isinstance(shape, int) else math.prod(_size(n) for n in shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """PTX of a kernel, and the layouts in it by name."""
+
+    ptx: str
+    layouts: dict[str, Layout]
+
+
+_traced: dict[str, Any] = {}  # what the functions below leave behind while CuTe DSL traces them
+
+
+def _compile(arch: str, function: Any, *arguments: Any) -> Compiled:
+    _traced.clear()
+    compiled = cute.compile(function, make_fake_stream(), *arguments, options=f"--gpu-arch {arch}")
+    return Compiled(compiled.__ptx__, dict(_traced))
+
+
+def _note(name: str, layout: Any, coordinates: tuple[tuple[int, ...], ...] = ()) -> None:
+    swizzle = None
+    if isinstance(layout, cute.ComposedLayout):
+        bits, base, shift = (int(x) for x in re.findall(r"\d+", str(layout.inner)))
+        swizzle, layout = (bits, base, shift), layout.outer
+    samples = tuple((c, int(layout(c))) for c in coordinates)
+    _traced[name] = Layout(layout.shape, layout.stride, swizzle, samples)
+
+
+# ---- products out of shared memory ----------------------------------------------------------------------------------
+def _major(mn_major: bool) -> OperandMajorMode:
+    return OperandMajorMode.MN if mn_major else OperandMajorMode.K
+
+
+def _tiled_mma(
+    arch: str, a_type: Any, b_type: Any, a_mn: bool, b_mn: bool, m: int, n: int, from_registers: bool = False
+):
+    majors = (_major(a_mn), _major(b_mn))
+    if arch == "sm_90a":
+        source = warpgroup.OperandSource.RMEM if from_registers else warpgroup.OperandSource.SMEM
+        if a_type.width == 16:
+            op = warpgroup.MmaF16BF16Op(a_type, cutlass.Float32, (64, n, 16), source, *majors)
+        elif a_type in (cutlass.Int8, cutlass.Uint8):
+            op = warpgroup.MmaI8Op(a_type, b_type, cutlass.Int32, (64, n, 32), source, *majors)
+        else:
+            op = warpgroup.MmaF8Op(a_type, b_type, cutlass.Float32, (64, n, 32), source, *majors)
+    else:
+        where = (tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM, *majors)
+        if a_type.width == 16:
+            op = tcgen05.MmaF16BF16Op(a_type, cutlass.Float32, (m, n, 16), *where)
+        elif a_type.width == 32:
+            op = tcgen05.MmaTF32Op((m, n, 8), *where)
+        else:
+            op = tcgen05.MmaF8F6F4Op(a_type, b_type, cutlass.Float32, (m, n, 32), *where)
+    return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+def _shared_layout(arch: str, dtype: Any, side: tuple, mn: int, k: int) -> Any:
+    """(mn, k, slot) -> elements, before the swizzle."""
+    mn_major, swizzle, small = side
+    family = warpgroup if arch == "sm_90a" else tcgen05
+    kind = getattr(family.SmemLayoutAtomKind, f"{'MN' if mn_major else 'K'}_SW{swizzle}")
+    contiguous_first = bool(mn_major) == bool(small)  # whether the atom's neighbour is the next along M/N
+    order = (0, 1, 2) if contiguous_first else (1, 0, 2)
+    return cute.tile_to_shape(family.make_smem_layout_atom(kind, dtype), (mn, k, 2), order)
+
+
+def _allocate(memory: SmemAllocator, dtype: Any, layout: Any) -> Any:
+    """A buffer at the next multiple of 1024 bytes of dynamic shared memory."""
+    return memory.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
+
+
+@cute.kernel
+def _product_kernel(
+    arch: cutlass.Constexpr,
+    a_type: cutlass.Constexpr,
+    b_type: cutlass.Constexpr,
+    a_side: cutlass.Constexpr,
+    b_side: cutlass.Constexpr,
+    mnk: cutlass.Constexpr,
+):
+    m, n, k = mnk
+    mma = _tiled_mma(arch, a_type, b_type, bool(a_side[0]), bool(b_side[0]), m, n)
+    a_layout = _shared_layout(arch, a_type, a_side, m, k)
+    b_layout = _shared_layout(arch, b_type, b_side, n, k)
+    _note("a", a_layout)
+    _note("b", b_layout)
+    memory = SmemAllocator()
+    a = _allocate(memory, a_type, a_layout)
+    b = _allocate(memory, b_type, b_layout)
+    mine = mma.get_slice(0)
+    a_fragment = mma.make_fragment_A(mine.partition_A(a))
+    b_fragment = mma.make_fragment_B(mine.partition_B(b))
+    acc = mma.make_fragment_C(mma.partition_shape_C((m, n)))
+    if cutlass.const_expr(arch == "sm_90a"):
+        acc.fill(0)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.fence()
+    else:
+        pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
+        acc = cute.make_tensor(pointer, acc.layout)
+        mma.set(tcgen05.Field.ACCUMULATE, True)
+    for step in cutlass.range_constexpr(cute.size(a_fragment, mode=[2])):
+        cute.gemm(mma, acc, a_fragment[None, None, step, SLOT], b_fragment[None, None, step, SLOT], acc)
+    if cutlass.const_expr(arch == "sm_90a"):
+        warpgroup.commit_group()
+        warpgroup.wait_group(0)
+
+
+@cute.jit
+def _product(
+    stream,
+    arch: cutlass.Constexpr,
+    a_type: cutlass.Constexpr,
+    b_type: cutlass.Constexpr,
+    a_side: cutlass.Constexpr,
+    b_side: cutlass.Constexpr,
+    mnk: cutlass.Constexpr,
+):
+    _product_kernel(arch, a_type, b_type, a_side, b_side, mnk).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
+
+
+def product(arch: str, a_type: str, b_type: str, a_side: tuple, b_side: tuple, mnk: tuple[int, int, int]) -> Compiled:
+    """A kernel of one product m x n x k from slot SLOT of two buffers of two slots; layouts "a", "b": (mn, k, slot).
+
+    One instruction after the other, for each 32 bytes of K, and in those for each 64 rows (wgmma).
+    """
+    return _compile(arch, _product, arch, DTYPES[a_type], DTYPES[b_type], a_side, b_side, mnk)
+
+
+@cute.kernel
+def _stores_kernel(
+    arch: cutlass.Constexpr,
+    dtype: cutlass.Constexpr,
+    side: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+    k: cutlass.Constexpr,
+    places: cutlass.Constexpr,
+):
+    layout = _shared_layout(arch, dtype, side, mn, k)
+    _note("a", layout)
+    a = _allocate(SmemAllocator(), dtype, layout)
+    for place in places:
+        a[place] = dtype(1.0)
+
+
+@cute.jit
+def _stores(
+    stream,
+    arch: cutlass.Constexpr,
+    dtype: cutlass.Constexpr,
+    side: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+    k: cutlass.Constexpr,
+    places: cutlass.Constexpr,
+):
+    kernel = _stores_kernel(arch, dtype, side, mn, k, places)
+    kernel.launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+def stores(arch: str, dtype: str, side: tuple, mn: int, k: int, places: tuple[tuple[int, int, int], ...]) -> Compiled:
+    """A kernel that writes the elements (mn, k, slot) `places` of a buffer at the start of shared memory."""
+    return _compile(arch, _stores, arch, DTYPES[dtype], side, mn, k, places)
+
+
+# ---- fragments ------------------------------------------------------------------------------------------------------
+SAMPLES = tuple((thread, register) for thread in (0, 1, 5, 31, 32, 77, 127) for register in range(4))
+
+
+@cute.jit
+def _wgmma_fragments(
+    stream, dtype: cutlass.Constexpr, m: cutlass.Constexpr, n: cutlass.Constexpr, k: cutlass.Constexpr
+):
+    mma = _tiled_mma("sm_90a", dtype, dtype, False, False, 64, n, from_registers=True)
+    _note("c", mma.tv_layout_C, SAMPLES)
+    _note("a", mma.tv_layout_A, SAMPLES)
+    _note("c registers", mma.make_fragment_C(mma.partition_shape_C((m, n))).layout)
+    _note("a registers", mma.make_fragment_A(mma.partition_shape_A((m, k))).layout)
+
+
+def wgmma_fragments(dtype: str, m: int, n: int, k: int) -> dict[str, Layout]:
+    """Of wgmma with A from registers, for a product m x n x k.
+
+    "c", "a": (thread, value) -> row + 64 * column of one instruction; "c registers", "a registers": (value, m, n or k)
+    -> register of the whole.
+    """
+    return _compile("sm_90a", _wgmma_fragments, DTYPES[dtype], m, n, k).layouts
+
+
+@cute.kernel
+def _tmem_load_kernel(n: cutlass.Constexpr, width: cutlass.Constexpr, out: cute.Pointer):
+    mma = _tiled_mma("sm_100a", cutlass.Float16, cutlass.Float16, False, False, 128, n)
+    acc = mma.make_fragment_C(mma.partition_shape_C((128, n)))
+    pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
+    d = cute.make_tensor(pointer, acc.layout)[(None, None), 0, 0]
+    copy = tcgen05.make_tmem_copy(
+        cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), cutlass.Float32), d
+    )
+    mine = copy.get_slice(cute.arch.thread_idx()[0])
+    parts = mine.partition_D(cute.make_identity_tensor((128, n)))
+    registers = cute.make_rmem_tensor(parts.shape, cutlass.Float32)
+    _note("registers", registers.layout)
+    _note("thread and value", copy.layout_dst_tv_tiled, SAMPLES[::4])
+    for i, name in enumerate(("rows", "columns")):
+        _note(name, copy.tiler_mn[i])
+    cute.copy(copy, mine.partition_S(d), registers)
+    total = registers.load().reduce(cute.ReductionOp.ADD, cutlass.Float32(0), 0)
+    cute.make_tensor(out, cute.make_layout(1))[0] = total  # so that the loads are kept
+
+
+@cute.jit
+def _tmem_load(stream, n: cutlass.Constexpr, width: cutlass.Constexpr, out: cute.Pointer):
+    _tmem_load_kernel(n, width, out).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
+
+
+def tmem_load(n: int, width: int) -> Compiled:
+    """A kernel that loads an accumulator (128, n) at column TMEM_COLUMN by tcgen05.ld.32x32b.x`width`.
+
+    Layouts: "thread and value" -> position in a tile; "rows", "columns": the tile's indices; "registers": (value, 0, tile).
+    """
+    out = cute.runtime.make_ptr(cutlass.Float32, 16, cute.AddressSpace.gmem)
+    return _compile("sm_100a", _tmem_load, n, width, out)
+
+
+# ---- instruction descriptors ----------------------------------------------------------------------------------------
+def instruction_descriptor(a_type: str, b_type: str, m: int, n: int, a_mn_major: bool, b_mn_major: bool) -> int:
+    """By CuTe DSL's own builder, without compiling."""
+    descriptor = primitives.Tcgen05InstrDesc.build(
+        c_dtype=cutlass.Float32,
+        a_dtype=DTYPES[a_type],
+        b_dtype=DTYPES[b_type],
+        a_major=int(a_mn_major),
+        b_major=int(b_mn_major),
+        n_dim=n,
+        m_dim=m,
+    )
+    return int(descriptor.value) & 0xFFFFFFFF
