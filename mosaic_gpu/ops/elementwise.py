@@ -7,6 +7,7 @@ and for bools; the `.approx` form that `approx_math` allows; the NumPy function 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,21 @@ class Row:
     def expression(self, dtype: str, approx: bool) -> str | None:
         if dtype == "bool":
             return self.bool_
+        if dtype == "float64":
+            return None if self.float_ is None else _in_double(self.float_)
         if dtype in FLOATS:
-            return self.approx if approx and self.approx and dtype != "float64" else self.float_
+            return self.approx if approx and self.approx else self.float_
         return self.int_
+
+
+def _in_double(expression: str) -> str:
+    """A float32 expression with the functions and constants of float64."""
+    for name, order in (("max_nan", ">"), ("min_nan", "<")):
+        expression = expression.replace(name + "({0}, {1})", f"({{0}} != {{0}} || {{0}} {order} {{1}} ? {{0}} : {{1}})")
+    expression = expression.replace("__int_as_float(0x7f800000)", "__longlong_as_double(0x7ff0000000000000ll)")
+    return re.sub(r"(\d\.)f\b", r"\g<1>0", re.sub(r"\b([a-z]\w*)f\(", r"\1(", expression)).replace(
+        "(float)", "(double)"
+    )
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -71,7 +84,7 @@ ROWS = (
     Row("not", np.invert, None, "~{0}", "!{0}"),
     Row("neg", np.negative, "-{0}", "-{0}"),
     Row("abs", np.abs, "fabsf({0})", "({0} < 0 ? -{0} : {0})"),
-    Row("sign", np.sign, "(float)(({0} > 0.f) - ({0} < 0.f))", "(({0} > 0) - ({0} < 0))"),
+    Row("sign", np.sign, "({0} > 0.f ? 1.f : {0} < 0.f ? -1.f : {0})", "(({0} > 0) - ({0} < 0))"),
     Row("square", np.square, "{0} * {0}", "{0} * {0}"),
     Row("floor", np.floor, "floorf({0})"),
     Row("ceil", np.ceil, "ceilf({0})"),
@@ -102,8 +115,8 @@ ROWS = (
     Row(
         "clamp",
         lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
-        "fminf(fmaxf({1}, {0}), {2})",
-        "min(max({1}, {0}), {2})",
+        "({1} < {0} ? {0} : {1} > {2} ? {2} : {1})",
+        "({1} < {0} ? {0} : {1} > {2} ? {2} : {1})",
     ),
 )
 ELEMENTWISE = {r.name: r for r in ROWS}
