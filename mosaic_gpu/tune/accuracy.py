@@ -17,34 +17,35 @@ from jax import lax
 FLOOR = 1e-3  # of the output's root mean square
 
 
-@functools.partial(jax.jit, static_argnames=("causal", "scale", "round_p"))
+# XLA tries out many matrix products before it takes one, for seconds; the reference runs once.
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": "0"})
 def plain_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float, round_p: bool = False
-) -> jax.Array:
-    """softmax(scale q k^T) v in float32; round_p: the probabilities are rounded to q's dtype, as tensor cores need them.
+    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool | jax.Array, scale: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """softmax(scale q k^T) v in float32, and the same with the probabilities rounded to q's dtype, as tensor cores need.
 
-    q: (b, s, h, d); k, v: (b, t, h_kv, d).
+    q: (b, s, h, d); k, v: (b, t, h_kv, d).  causal and scale are traced: both masks of a shape are one program.
     """
     b, s, h, d = q.shape
     t, h_kv = k.shape[1:3]
     heads_first = [x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], d) for x in (q, k, v)]
-    seen = jnp.arange(t)[None] <= jnp.arange(s)[:, None] if causal else None
+    seen = (jnp.arange(t)[None] <= jnp.arange(s)[:, None]) | jnp.logical_not(causal)
 
-    def one_head(i: jax.Array) -> jax.Array:
+    def one_head(i: jax.Array) -> tuple[jax.Array, jax.Array]:
+        kv = i // (h // h_kv)
         q1, k1, v1 = (
             lax.dynamic_index_in_dim(x, j, keepdims=False).astype(jnp.float32)
-            for x, j in zip(heads_first, (i, i // (h // h_kv), i // (h // h_kv)), strict=True)
+            for x, j in zip(heads_first, (i, kv, kv), strict=True)
         )
-        scores = jnp.matmul(q1, k1.T, precision=lax.Precision.HIGHEST) * scale
-        if seen is not None:
-            scores = jnp.where(seen, scores, -jnp.inf)
+        scores = jnp.where(seen, jnp.matmul(q1, k1.T, precision=lax.Precision.HIGHEST) * scale, -jnp.inf)
         p = jax.nn.softmax(scores, axis=-1)
-        if round_p:
-            p = p.astype(q.dtype).astype(jnp.float32)
-        return jnp.matmul(p, v1, precision=lax.Precision.HIGHEST)
+        rounded = p.astype(q.dtype).astype(jnp.float32)
+        return jnp.matmul(p, v1, precision=lax.Precision.HIGHEST), jnp.matmul(
+            rounded, v1, precision=lax.Precision.HIGHEST
+        )
 
-    out: jax.Array = lax.map(one_head, jnp.arange(b * h))
-    return out.reshape(b, h, s, d).transpose(0, 2, 1, 3)
+    exact, rounded = (x.reshape(b, h, s, d).transpose(0, 2, 1, 3) for x in lax.map(one_head, jnp.arange(b * h)))
+    return exact, rounded
 
 
 def relative_error(x: Any, reference: jax.Array) -> float:
@@ -64,8 +65,7 @@ class Judge:
     def of(cls, q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float | None = None) -> Judge:
         """A judge of results for these inputs."""
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        reference = plain_attention(q, k, v, causal=causal, scale=scale)
-        rounded = plain_attention(q, k, v, causal=causal, scale=scale, round_p=True)
+        reference, rounded = plain_attention(q, k, v, causal, scale)
         return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
 
     def error(self, out: Any) -> float:

@@ -82,7 +82,12 @@ def timed(enqueue: Callable[[], Any], calls: int, *, at_least: float = 0.03, rep
 
 
 class AttentionBench:
-    """Measures configs of attention on one workload.  Making one draws the inputs and computes the reference."""
+    """Measures configs of attention on one workload.  Making one draws the inputs and computes the reference.
+
+    output: the result that was judged last.
+    """
+
+    output: jax.Array | None = None
 
     def __init__(self, workload: Attention, seed: int | None = None) -> None:
         self.workload = workload
@@ -106,6 +111,7 @@ class AttentionBench:
     def measure_call(self, call: Callable[..., Any]) -> Measurement:
         """Judge and time any function of q, k and v."""
         first = jax.jit(call)(*self.sets[0])
+        self.output = first
         error = self.judge.error(first)
         judged = functools.partial(Measurement, error=error, allowed=self.judge.allowed)
         if not self.judge.accepts(error):

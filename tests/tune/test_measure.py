@@ -87,7 +87,7 @@ def test_configs_from_json():
 def test_the_judge_agrees_with_the_reference(causal):
     q, k, v = random_inputs(dataclasses.replace(SMALL, causal=causal), 1)
     right, _ = reference.attention(q, k, v, causal=causal)
-    plain = plain_attention(q, k, v, causal=causal, scale=64**-0.5)
+    plain, _ = plain_attention(q, k, v, causal, 64**-0.5)
     np.testing.assert_allclose(plain, right, rtol=1e-4, atol=1e-5)
     judge = Judge.of(q, k, v, causal=causal)
     assert FLOOR <= judge.allowed < 1e-2
@@ -137,8 +137,7 @@ def test_wrong_and_racy_results_are_not_timed(few_sets):
     state = iter(range(100))
 
     def racy(q, k, v):  # each trace, and so each compiled program, gives another last bit
-        right = plain_attention(q, k, v, causal=True, scale=64**-0.5)
-        return right * (1 + 1e-4 * next(state))
+        return bench.judge.reference * (1 + 1e-4 * next(state))
 
     result = bench.measure_call(racy)
     assert result.status == "wrong" and "race" in result.message
