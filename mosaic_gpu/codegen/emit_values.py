@@ -171,14 +171,14 @@ class ValueEmitter(Text):
                 *(at(o, "i" if o.dtype in PACKED else f"2 * i + {part}", which) for o in e.operands)
             )
 
-        if n % 2:
-            raise UnsupportedPrimitive(
-                f"{e.op} on {layout} with 16-bit values: an odd number of elements per thread", e.line
-            )
-        if packed_result:
-            self.loop(n // 2, f"{name}[i] = pack_{half(result.dtype)}x2({pair(0)}, {pair(1)});")
-        else:
+        pack = f"pack_{half(result.dtype)}x2"
+        if n > 1 and packed_result:
+            self.loop(n // 2, f"{name}[i] = {pack}({pair(0)}, {pair(1)});")
+        elif n > 1:
             self.loop(n // 2, f"{name}[2 * i] = {pair(0)}; {name}[2 * i + 1] = {pair(1)};")
+        if n % 2:  # the last one alone
+            last = f"{name}[i] = {pack}({pair(0)}, 0.f);" if packed_result else f"{name}[2 * i] = {pair(0)};"
+            self.line(f"{{ const int i = {n // 2}; {last} }}")
 
     # ---- renaming ---------------------------------------------------------------------------------------------------------
     def rename(self, step: Any, source: Operand, dims: tuple[int, ...] | None) -> None:
@@ -307,7 +307,10 @@ class ValueEmitter(Text):
                             self.line(f"{name}[{k}] = {combine.format(f'{name}[{k}]', other)};")
                     below *= d.size
         if target is None:
-            self.define_scalar(result, f"{name}[0]")
+            total = f"{name}[0]"
+            if result.dtype in PACKED:
+                total = f"from_{half(result.dtype)}(to_{half(result.dtype)}({total}))"
+            self.define_scalar(result, total)
         elif result.dtype in PACKED:
             self.declare(result)
             n = target.registers

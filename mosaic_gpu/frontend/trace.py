@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import Line, OutOfBounds, UnsupportedCall, UnsupportedPrimitive
 from ..memory import MemorySpace
+from ..ops.elementwise import ELEMENTWISE
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .primitives import TreeOf, dtype_name, slice_class
 
@@ -140,9 +141,20 @@ class Tracer:
                 if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"
             }
             inputs = tuple(self.read(v) for v in e.invars)
+            if name in ELEMENTWISE:
+                inputs = tuple(self.widened(x, e.outvars[0].aval.shape, out, line) for x in inputs)
             results = self.define(e.outvars)
             self.note_sum(name, inputs, results[0])
             out.append(Equation(name, inputs, results, plain(params), (), line))
+
+    def widened(self, x: Operand, shape: tuple[int, ...], out: list[Equation], line: Line | None) -> Operand:
+        """JAX lets an array of (64, 1) meet one of (64, 16) without a broadcast of its own."""
+        if not isinstance(x, Value) or not x.shape or x.shape == tuple(shape):
+            return x
+        wide = self.fresh(shape, x.dtype)
+        params = (("broadcast_dimensions", tuple(range(len(shape)))), ("shape", tuple(int(n) for n in shape)))
+        out.append(Equation("broadcast_in_dim", (x,), (wide,), params, (), line))
+        return wide
 
     def note_sum(self, name: str, inputs: tuple[Operand, ...], result: Value) -> None:
         """Remember i * 64 + 8 and the like, so that an index built from it is known to be a multiple of 8."""

@@ -9,11 +9,12 @@ import numpy as np
 
 from ..errors import UnsupportedPrimitive
 from ..program import Equation
-from .elementwise import numpy_dtype
+from .elementwise import FLOATS, numpy_dtype
 from .registry import op
 
 
-def _define(name: str, combine: str, approx: str | None, numpy: Callable[..., Any]) -> None:
+def _define(name: str, combine: str, numpy: Callable[..., Any], integer: str = "", approx: str = "") -> None:
+    """combine: of floats, computed in float32; integer, approx: where they are computed otherwise."""
     o = op(name)
 
     @o.layouts
@@ -35,7 +36,11 @@ def _define(name: str, combine: str, approx: str | None, numpy: Callable[..., An
                 "through shared memory",
                 e.line,
             )
-        out.reduce(step, axes, approx if approx and out.approx else combine)
+        dtype = e.operands[0].dtype
+        if dtype == "float64" and integer:
+            raise UnsupportedPrimitive(f"{name} of float64: convert to float32 first", e.line)
+        expression = approx if approx and out.approx else combine
+        out.reduce(step, axes, integer if integer and dtype not in FLOATS else expression)
 
     @o.simulate
     def _(sim: Any, step: Any) -> None:
@@ -45,7 +50,7 @@ def _define(name: str, combine: str, approx: str | None, numpy: Callable[..., An
         sim.write(e.results[0], numpy(wide, axis=tuple(e.param("axes"))).astype(numpy_dtype(e.results[0].dtype)))
 
 
-_define("reduce_sum", "({0} + {1})", None, np.sum)
-_define("reduce_max", "max_nan({0}, {1})", "fmaxf({0}, {1})", np.max)
-_define("reduce_min", "min_nan({0}, {1})", "fminf({0}, {1})", np.min)
-_define("reduce_prod", "({0} * {1})", None, np.prod)
+_define("reduce_sum", "({0} + {1})", np.sum)
+_define("reduce_max", "max_nan({0}, {1})", np.max, "max({0}, {1})", "fmaxf({0}, {1})")
+_define("reduce_min", "min_nan({0}, {1})", np.min, "min({0}, {1})", "fminf({0}, {1})")
+_define("reduce_prod", "({0} * {1})", np.prod)
