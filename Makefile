@@ -50,7 +50,7 @@ test-all:
 
 .PHONY: matrix
 matrix: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'nvidia-cuda-nvrtc-cu12>=12.8'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'nvidia-cuda-nvrtc-cu12>=12.9'
 	$(BIN)/pytest -m 'not gpu'
 
 test-gpu: $(STAMP)

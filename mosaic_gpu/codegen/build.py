@@ -6,12 +6,12 @@ import dataclasses
 import re
 import warnings
 
-from ..errors import ToolchainError
+from ..errors import RegisterBudgetError, ToolchainError
 from ..plan.model import Plan
 from .cubin_cache import cached_compile
 from .emitter import ENTRY, emit
 from .nvrtc import Compiled
-from .resources import ResourceReport, check, log_complaints, report_resources
+from .resources import ResourceReport, check, check_sum, entry_registers, log_complaints, report_resources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,25 @@ class SpillWarning(UserWarning):
     """ptxas spilled registers or serialised MMAs; the kernel is right but slow."""
 
 
-def compile_plan(plan: Plan) -> Built:
-    """Emit and compile a plan.  A spill or a serialised MMA is a warning, with `CompilerParams(strict=True)` an error."""
+def compile_plan(plan: Plan, *, check_in_background: bool = False) -> Built:
+    """Emit and compile a plan.  A spill or a serialised MMA is a warning, with `CompilerParams(strict=True)` an error.
+
+    check_in_background: do not wait for the disassembly, which proves that the register budgets are kept.  What can hang
+    or go wrong at once is still checked first: the sum of the budgets, and whether ptxas ignored them.
+    """
     source = emit(plan)
     options = ["--fmad=false"] if plan.program.params.strict_math else []
     name = f"/mosaic_gpu/{plan.program.name}.cu"  # absolute, else NVRTC puts the working directory in front
     compiled, hit = cached_compile(
-        source, arch=plan.arch, name=name, extra_options=options, accept=lambda c: check_budgets(plan, c)
+        source,
+        arch=plan.arch,
+        name=name,
+        extra_options=options,
+        accept=(lambda c: check_budgets(plan, c)) if budgets(plan) else None,
+        in_background=check_in_background,
     )
+    if budgets(plan):
+        check_sum(entry_registers(compiled), budgets(plan), plan.program.num_threads)
     _complain(plan, compiled)
     return Built(source, compiled, hit)
 
@@ -50,16 +61,17 @@ def budgets(plan: Plan) -> list[tuple[str, int]]:
 
 
 def check_budgets(plan: Plan, compiled: Compiled) -> None:
-    """Refuse a cubin that does not keep the register budgets (this disassembles it, so it is done once, before it is cached)."""
-    if budgets(plan):
-        check(report(plan, compiled), budgets(plan), plan.program.num_threads)
+    """Refuse a cubin that does not keep the register budgets.  Disassembles it: once, before it is cached."""
+    check(report(plan, compiled), budgets(plan), plan.program.num_threads)
 
 
 def _complain(plan: Plan, compiled: Compiled) -> None:
     """Spills and serialised or injected waits, from the compiler's log."""
-    complaints = log_complaints(compiled)
+    complaints, budgets_ignored = log_complaints(compiled)
     if complaints:
         text = f"kernel {plan.program.name}: " + "; ".join(complaints)
+        if budgets_ignored:
+            raise RegisterBudgetError(text, plan.program.line)
         if plan.program.params.strict:
             raise ToolchainError(text, plan.program.line)
         warnings.warn(text, SpillWarning, stacklevel=3)

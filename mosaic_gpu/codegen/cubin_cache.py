@@ -7,6 +7,7 @@ hash of its content and is compiled anew when that does not fit. Several process
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -19,13 +20,13 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import filelock
 import platformdirs
 
 from mosaic_gpu.codegen.nvrtc import BASE_OPTIONS, Compiled, compile_cuda, find_nvrtc
-from mosaic_gpu.errors import ToolchainError
+from mosaic_gpu.errors import MosaicGpuError, ToolchainError
 
 ENVIRONMENT_VARIABLE = "MOSAIC_GPU_CACHE_DIR"
 _MAGIC = b"mosaic-gpu cubin 1\n"
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 _guard = threading.Lock()
 _memo: OrderedDict[str, Compiled] = OrderedDict()
 _key_locks: dict[str, threading.Lock] = {}
+_refused: dict[str, MosaicGpuError] = {}
+_checking: set[threading.Thread] = set()
 _compilations = 0
 
 
@@ -50,8 +53,10 @@ def compile_count() -> int:
 
 def forget() -> None:
     """Drops what this process remembers; the files stay."""
+    settle()
     with _guard:
         _memo.clear()
+        _refused.clear()
 
 
 def cache_key(source: str, *, arch: str, name: str, options: Sequence[str], toolchain: str) -> str:
@@ -71,10 +76,13 @@ def cached_compile(
     name: str,
     extra_options: Sequence[str] = (),
     accept: Callable[[Compiled], None] | None = None,
+    in_background: bool = False,
 ) -> CacheResult:
     """`compile_cuda`, unless the result is at hand. Errors are not remembered.
 
-    accept: called with a fresh result before it is kept; what it refuses (by raising) is not.
+    accept: called with a fresh result before it is kept on disk; what it refuses (by raising) is not kept.
+    in_background: return the fresh result at once and let a thread call `accept`, which may take longer than compiling; a
+    refusal is logged when it comes and raised when the kernel is next asked for. `settle` waits for it.
     """
     options = (*BASE_OPTIONS, *extra_options)
     key = cache_key(source, arch=arch, name=name, options=options, toolchain=find_nvrtc().toolchain)
@@ -82,10 +90,13 @@ def cached_compile(
         key_lock = _key_locks.setdefault(key, threading.Lock())
     with key_lock:
         with _guard:
+            if key in _refused:
+                raise _refused[key]
             if key in _memo:
                 _memo.move_to_end(key)
                 return CacheResult(_memo[key], True)
-        result = _from_disk_or_compiler(key, source, arch, name, extra_options, accept)
+        request = _Request(key, source, arch, name, tuple(extra_options), accept, in_background)
+        result = _from_disk_or_compiler(request)
         with _guard:
             _memo[key] = result.compiled
             while len(_memo) > _REMEMBERED:
@@ -93,31 +104,77 @@ def cached_compile(
     return result
 
 
-def _from_disk_or_compiler(
-    key: str,
-    source: str,
-    arch: str,
-    name: str,
-    extra_options: Sequence[str],
-    accept: Callable[[Compiled], None] | None,
-) -> CacheResult:
+def settle() -> None:
+    """Waits until every result that was returned before its check has been checked."""
+    with _guard:
+        waiting = list(_checking)
+    for thread in waiting:
+        thread.join()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    key: str
+    source: str
+    arch: str
+    name: str
+    extra_options: tuple[str, ...]
+    accept: Callable[[Compiled], None] | None
+    in_background: bool
+
+
+def _from_disk_or_compiler(request: _Request) -> CacheResult:
     global _compilations
     folder = cache_folder()
-    path = folder / key if folder else None
+    path = folder / request.key if folder else None
     if path and (stored := _read(path)):
         return CacheResult(stored, True)
     # One lock file for each first byte of the key: few files, and unrelated kernels seldom wait for each other.
-    with filelock.FileLock(folder / f"{key[:2]}.lock") if folder else threading.Lock():
+    # The thread that checks in the background is the one that gives it back.
+    lock = filelock.FileLock(folder / f"{request.key[:2]}.lock", thread_local=False) if folder else threading.Lock()
+    lock.acquire()
+    handed_over = False
+    try:
         if path and (stored := _read(path, complain=True)):  # another process was faster
             return CacheResult(stored, True)
-        compiled = compile_cuda(source, arch=arch, name=name, extra_options=extra_options)
-        if accept is not None:
-            accept(compiled)
+        compiled = compile_cuda(
+            request.source, arch=request.arch, name=request.name, extra_options=request.extra_options
+        )
         with _guard:
             _compilations += 1
+        if request.in_background and request.accept is not None:
+            thread = threading.Thread(target=_check, args=(request, compiled, path, lock), name="mosaic_gpu check")
+            with _guard:
+                _checking.add(thread)
+            thread.start()
+            handed_over = True
+        else:
+            if request.accept is not None:
+                request.accept(compiled)
+            if path:
+                _write(path, compiled)
+    finally:
+        if not handed_over:
+            lock.release()
+    return CacheResult(compiled, False)
+
+
+def _check(request: _Request, compiled: Compiled, path: Path | None, lock: Any) -> None:
+    """In a thread: judge a result that is in use already."""
+    assert request.accept is not None
+    try:
+        request.accept(compiled)
         if path:
             _write(path, compiled)
-    return CacheResult(compiled, False)
+    except MosaicGpuError as error:
+        _log.error("%s was compiled and started, but is refused: %s", request.name, error)
+        with _guard:
+            _refused[request.key] = error
+            _memo.pop(request.key, None)
+    finally:
+        lock.release()
+        with _guard:
+            _checking.discard(threading.current_thread())
 
 
 def cache_folder() -> Path | None:

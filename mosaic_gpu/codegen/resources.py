@@ -97,8 +97,13 @@ def report_resources(compiled: Compiled, kernel: str | None = None, dynamic_shar
     )
 
 
-def log_complaints(compiled: Compiled) -> list[str]:
-    """`ResourceReport.complaints` as far as the compiler's log tells, without the (slow) disassembly."""
+def entry_registers(compiled: Compiled) -> int:
+    """Registers of a thread at launch, from the compiler's log."""
+    return parse_log(compiled.log, compiled.ptx).entry(None).registers or 0
+
+
+def log_complaints(compiled: Compiled) -> tuple[list[str], bool]:
+    """`ResourceReport.complaints` as far as the log tells, without the slow disassembly; whether setmaxnreg was ignored."""
     log = parse_log(compiled.log, compiled.ptx)
     found = [str(message) for message in log.messages]
     for usage in log.functions:
@@ -106,7 +111,7 @@ def log_complaints(compiled: Compiled) -> list[str]:
             found.append(
                 f"{usage.name}: {usage.spill_stores} bytes of spill stores and {usage.spill_loads} of spill loads."
             )
-    return found
+    return found, any(message.kind == "setmaxnreg" for message in log.messages)
 
 
 def check_sum(entry_registers: int, requested_budgets: Sequence[tuple[str, int]], warpgroups: int) -> None:

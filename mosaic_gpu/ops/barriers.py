@@ -117,7 +117,9 @@ def _(out: Any, step: Any) -> None:
     else:
         with out.block():
             out.line(f"u32 slot = {slot};")
-            out.line(f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phase} >> slot) & 1); {phase} ^= 1u << slot;")
+            out.line(
+                f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phase} >> slot) & 1); {phase} ^= 1u << slot;"
+            )
     if out.plan.barriers[use.array].info.orders_tensor_core:
         out.line("tcgen05_fence_after();")
 

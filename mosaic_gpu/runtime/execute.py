@@ -120,7 +120,7 @@ def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
 
 def launch_spec(plan: Plan) -> LaunchSpec:
     """Compile a plan and say how to launch it on arrays of its program's shapes."""
-    built = compile_plan(plan)
+    built = compile_plan(plan, check_in_background=True)
     program = plan.program
     shapes = [v.shape for v in program.inputs]
     out: list[TensorMap | BufferPointer | Scalar] = []

@@ -130,8 +130,8 @@ class Cluster:
         self.poison, self.early = poison, early
         program = plan.program
         self.inputs = {v.id: i for i, v in enumerate(program.inputs)}
-        arrays_of_barriers = (*plan.barriers.values(), *plan.named_barriers.values())
-        self.names = {a.value.id: f"{a.value.space} {a.value.name or f'%{a.value.id}'}" for a in arrays_of_barriers}
+        barriers = [a.value for a in plan.barriers.values()] + [a.value for a in plan.named_barriers.values()]
+        self.names = {v.id: f"{v.space} {v.name or f'%{v.id}'}" for v in barriers}
         self.scheduler = Scheduler(deadlock)
         self.blocks = [BlockState(self, position) for position in itertools.product(*map(range, program.cluster))]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from mosaic_gpu.codegen import cubin_cache
 from mosaic_gpu.codegen.cubin_cache import CacheResult, cached_compile, compile_count
-from mosaic_gpu.errors import ToolchainError
+from mosaic_gpu.errors import RegisterBudgetError, ToolchainError
 
 SOURCE = 'extern "C" __global__ void k(int* out) { out[threadIdx.x] = %d; }'
 
@@ -169,3 +170,38 @@ print(compile_count(), result.hit, len(result.compiled.cubin))
     assert sorted(int(count) for count, _, _ in answers) == [0, 0, 1]
     assert sorted(hit for _, hit, _ in answers) == ["False", "True", "True"]
     assert len({size for _, _, size in answers}) == 1
+
+
+def refuse(compiled: object) -> None:
+    raise RegisterBudgetError("not kept")
+
+
+def test_a_result_can_be_used_while_it_is_checked(folder: Path) -> None:
+    """The caller has its cubin at once; the file appears only after the check."""
+    go_on = threading.Event()
+    first = cached_compile(
+        SOURCE % 1, arch="sm_90a", name="/k.cu", accept=lambda _: assert_true(go_on.wait(20)), in_background=True
+    )
+    assert not first.hit and not entries(folder)
+    go_on.set()
+    cubin_cache.settle()
+    assert len(entries(folder)) == 1
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def test_a_refusal_in_the_background_is_raised_at_the_next_use(folder: Path) -> None:
+    cached_compile(SOURCE % 1, arch="sm_90a", name="/k.cu", accept=refuse, in_background=True)
+    cubin_cache.settle()
+    assert not entries(folder)
+    with pytest.raises(RegisterBudgetError, match="not kept"):
+        get()
+
+
+def test_a_refusal_in_the_foreground_is_not_kept(folder: Path) -> None:
+    with pytest.raises(RegisterBudgetError):
+        cached_compile(SOURCE % 1, arch="sm_90a", name="/k.cu", accept=refuse)
+    assert not entries(folder)
+    assert not get().hit

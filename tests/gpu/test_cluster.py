@@ -35,7 +35,9 @@ def pair_kernel(columns: int) -> Any:
                 def _() -> None:
                     plgpu.barrier_wait(empty.at[slot])
 
-                plgpu.copy_gmem_to_smem(x.at[plgpu.ds(i * 64, 64)], tile.at[slot], full.at[slot], collective_axes="pair")
+                plgpu.copy_gmem_to_smem(
+                    x.at[plgpu.ds(i * 64, 64)], tile.at[slot], full.at[slot], collective_axes="pair"
+                )
 
             lax.fori_loop(0, TILES, step, None)
 

@@ -1,4 +1,4 @@
-"""The kernels on a GPU, inside `jax.jit`, against float64: every combination of features, fresh random inputs, poisoned outputs."""
+"""The kernels on a GPU, inside `jax.jit`, against float64: every combination, fresh inputs, poisoned outputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from mosaic_gpu.codegen.cubin_cache import compile_count
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm90.attention import AttentionConfig
+
+from mosaic_gpu.codegen.cubin_cache import compile_count
 from mosaic_gpu.runtime.device import default_arch
 
 pytestmark = pytest.mark.gpu
@@ -41,21 +42,24 @@ def poisoned(f: Any, *args: jax.Array) -> Any:
     poison = [jnp.full(t.shape, jnp.nan, t.dtype) for t in types]
     places = [p.unsafe_buffer_pointer() for p in jax.block_until_ready(poison)]
     out = donating(*args, *poison)
-    assert [o.unsafe_buffer_pointer() for o in jax.tree.leaves(out)] == places, "the outputs are not where the poison was"
+    assert [o.unsafe_buffer_pointer() for o in jax.tree.leaves(out)] == places, (
+        "the outputs are not where the poison was"
+    )
     return out
 
 
 def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> np.ndarray:
-    """Attention in float32 from the same rounded inputs, with P rounded to their dtype: what a kernel may be twice as far off as."""
+    """Attention in float32 from the same rounded inputs, P and the result rounded: a kernel may be twice as far off."""
     group = q.shape[2] // k.shape[2]
-    with jax.default_matmul_precision("highest"):
-        qf, kf, vf = (x.astype(jnp.float32) for x in (q, jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)))
-        s = jnp.einsum("bqhd,bkhd->bhqk", qf, kf) * q.shape[-1] ** -0.5
-        if causal:
-            s = jnp.where(jnp.arange(k.shape[1])[None] <= jnp.arange(q.shape[1])[:, None], s, -jnp.inf)
-        p = jnp.exp(s - s.max(-1, keepdims=True))
-        o = jnp.einsum("bhqk,bkhd->bqhd", p.astype(q.dtype).astype(jnp.float32), vf)
-        return np.asarray((o / p.sum(-1).transpose(0, 2, 1)[..., None]).astype(q.dtype).astype(jnp.float32))
+    dtype = q.dtype
+    qf, kf, vf = (np.asarray(x, np.float32) for x in (q, k, v))
+    kf, vf = (np.repeat(x, group, 2).transpose(0, 2, 1, 3) for x in (kf, vf))
+    s = qf.transpose(0, 2, 1, 3) @ kf.transpose(0, 1, 3, 2) * np.float32(q.shape[-1] ** -0.5)
+    if causal:
+        s = np.where(np.arange(k.shape[1])[None] <= np.arange(q.shape[1])[:, None], s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    o = p.astype(dtype).astype(np.float32) @ vf / p.sum(-1, keepdims=True)
+    return o.transpose(0, 2, 1, 3).astype(dtype).astype(np.float32)
 
 
 LENGTHS = ((256, 256), (1, 1), (300, 411), (129, 64), (64, 1000))
@@ -65,7 +69,9 @@ LENGTHS = ((256, 256), (1, 1), (300, 411), (129, 64), (64, 1000))
     "dtype,d,causal,heads,lengths",
     list(itertools.product((jnp.bfloat16, jnp.float16), (64, 128, 256), (False, True), ((2, 2), (4, 1)), LENGTHS)),
 )
-def test_attention_matches_float64(dtype: Any, d: int, causal: bool, heads: tuple[int, int], lengths: tuple[int, int]) -> None:
+def test_attention_matches_float64(
+    dtype: Any, d: int, causal: bool, heads: tuple[int, int], lengths: tuple[int, int]
+) -> None:
     (h, h_kv), (s, t) = heads, lengths
     q, k, v = random(2, s, h, d, dtype=dtype), random(2, t, h_kv, d, dtype=dtype), random(2, t, h_kv, d, dtype=dtype)
     out, lse = poisoned(functools.partial(attention, causal=causal, return_lse=True), q, k, v)
@@ -85,7 +91,8 @@ def test_attention_without_lse_and_with_batch_dimensions() -> None:
 def test_one_cubin_serves_every_length_batch_and_head_count() -> None:
     def run(b: int, s: int, t: int, h: int, h_kv: int) -> None:
         q, k, v = (random(b, n, m, 128, dtype=jnp.bfloat16) for n, m in ((s, h), (t, h_kv), (t, h_kv)))
-        out = jax.jit(attention)(q, k, v)
+        # One config: tuned ones differ with the length.
+        out = jax.jit(functools.partial(attention, config=AttentionConfig()))(q, k, v)
         assert reference.relative_error(out, reference.attention(q, k, v)[0]) < 5e-3
 
     run(1, 128, 128, 1, 1)

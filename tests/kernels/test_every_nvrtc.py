@@ -1,0 +1,68 @@
+"""Every kernel with every NVRTC that is installed (`make test-all` installs one of each CUDA major): clean, budgets kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mosaic_gpu.codegen import build, nvrtc
+from mosaic_gpu.kernels.sm90 import attention as attention90
+from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm100 import matmul as matmul100
+from mosaic_gpu.plan.build import build_plan
+from mosaic_gpu.plan.model import Plan
+
+pytestmark = pytest.mark.slow
+LIBRARIES = nvrtc.list_nvrtc()
+DTYPES = (jnp.bfloat16, jnp.float16)
+
+
+def matrix(module: Any, dtype: Any, arch: str) -> Plan:
+    x = jax.ShapeDtypeStruct((512, 512), dtype)
+    kernel = module._kernel(512, 512, jnp.dtype(dtype), module.MatmulConfig())
+    return build_plan(kernel.program(x, x), arch)
+
+
+def attention(dtype: Any, d: int, causal: bool) -> Plan:
+    q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
+    config = attention90.default_config(d)
+    kernel = attention90._kernel(1, 300, 4, d, jnp.dtype(dtype), config, causal, d**-0.5, True)
+    return build_plan(kernel.program(q, k, k), "sm_90a")
+
+
+PLANS = {
+    **{f"matmul90-{jnp.dtype(t)}": lambda t=t: matrix(matmul90, t, "sm_90a") for t in DTYPES},
+    **{
+        f"matmul100-{jnp.dtype(t)}-{a}": lambda t=t, a=a: matrix(matmul100, t, a)
+        for t in DTYPES
+        for a in ("sm_100a", "sm_103a")
+    },
+    **{
+        f"attention-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}": lambda t=t, d=d, c=c: attention(t, d, c)
+        for t in DTYPES
+        for d in attention90.HEAD_DIMS
+        for c in (False, True)
+    },
+}
+
+
+def test_an_nvrtc_is_installed() -> None:
+    assert LIBRARIES
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda x: x.toolchain.replace(" ", ""))
+@pytest.mark.parametrize("name", PLANS)
+def test_compiles_clean(name: str, library: nvrtc.Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOSAIC_GPU_NVRTC", library.path)
+    monkeypatch.setenv("MOSAIC_GPU_CACHE_DIR", "")
+    plan = PLANS[name]()
+    built = build.compile_plan(
+        plan
+    )  # strict: a spill or a serialised product raises, as does a budget that is not kept
+    assert built.compiled.toolchain == library.toolchain
+    mnemonics = build.report(plan, built.compiled).mnemonics
+    wanted = ("HGMMA", "USETMAXREG") if plan.arch == "sm_90a" else ("UTCHMMA", "LDTM")
+    assert all(any(m.startswith(w) for m in mnemonics) for w in wanted)
