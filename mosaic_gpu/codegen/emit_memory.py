@@ -99,17 +99,18 @@ class MemoryEmitter(ValueEmitter):
         offset = " + ".join(terms) or "0"
         return f"swizzle<{layout.swizzle}>({offset})" if layout.swizzle else f"({offset})"
 
-    def _vector(self, layout: RegisterLayout, view: View, itemsize: int) -> int:
-        """How many of a thread's consecutive registers are consecutive in memory, as far as one access can move."""
-        first = layout.reg[0] if layout.reg else None
-        if (
-            first is None
-            or first.dim != len(view.shape) - 1
-            or first.stride != 1
-            or view.kept[-1] != len(view.ref.shape) - 1
-        ):
+    def _vector(self, layout: RegisterLayout, view: View, shared: SharedLayout) -> int:
+        """How many of a thread's consecutive registers are consecutive and aligned in memory, as one access can move."""
+        first, last = layout.reg[0] if layout.reg else None, view.dims[-1]
+        columns = len(view.ref.shape) - 1
+        if first is None or first.dim != len(view.shape) - 1 or first.stride != 1 or view.kept[-1] != columns:
             return 1
-        return math.gcd(first.size, 16 // itemsize)
+        if last.stride != 1:
+            return 1
+        size = shared.itemsize
+        (inner, _), *outer = shared.strides()[columns]
+        steps = [stride // size for digits in (*shared.strides()[:columns], outer) for _, stride in digits]
+        return math.gcd(first.size, 16 // size, inner, last.start.const, *(f for _, f in last.start.terms), *steps)
 
     def _shared_array(self, view: View, x: Operand, store: bool) -> None:
         buffer = self.plan.buffers[view.ref.id]
@@ -121,14 +122,10 @@ class MemoryEmitter(ValueEmitter):
         shared: SharedLayout = buffer.layout
         if store and self._stmatrix(view, x, layout, shared, buffer.offset):
             return
-        width = self._vector(layout, view, shared.itemsize)
-        if any(d.start.terms or d.start.const % width for i, d in enumerate(view.dims) if i == len(view.dims) - 1):
-            width = 1
+        width = self._vector(layout, view, shared)
         name = f"o{self.fresh()}"
         bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
-        for k, d in enumerate(view.kept):
-            start = self.affine(view.dims[d].start)
-            self.line(f"int {name}_{k} = {self.thread_part(layout, k)}" + (f" + {start}" if start != "0" else "") + ";")
+        self._thread_coordinates(name, layout, view)
         for i in range(0, layout.registers, width):
             part = layout.register_part(i)
             coordinates = []
@@ -140,6 +137,18 @@ class MemoryEmitter(ValueEmitter):
                     coordinates.append(self.affine(index.start))
             place = f"shared + {self.shared_offset(shared, buffer.offset, coordinates)}"
             self._move(place, x, i, width, store)
+
+    def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View) -> None:
+        """Where this thread's first register lies along each kept dimension of the buffer."""
+        for k, d in enumerate(view.kept):
+            start, stride = self.affine(view.dims[d].start), view.dims[d].stride
+            part = self.thread_part(layout, k)
+            self.line(
+                f"int {name}_{k} = "
+                + (part if stride == 1 else f"({part}) * {stride}")
+                + (f" + {start}" if start != "0" else "")
+                + ";"
+            )
 
     def _move(self, place: str, x: Operand, i: int, width: int, store: bool) -> None:
         """Move `width` registers of `x` from index i on to or from memory."""
@@ -224,16 +233,7 @@ class MemoryEmitter(ValueEmitter):
             )
         assert isinstance(x, Value)
         name = f"g{self.fresh()}"
-        for k, d in enumerate(view.kept):
-            start = self.affine(view.dims[d].start)
-            stride = view.dims[d].stride
-            part = self.thread_part(layout, k)
-            self.line(
-                f"int {name}_{k} = ({part})"
-                + (f" * {stride}" if stride != 1 else "")
-                + (f" + {start}" if start != "0" else "")
-                + ";"
-            )
+        self._thread_coordinates(name, layout, view)
         replicas = [
             f"{index} / {below} % {d.size} == 0"
             for index, digits in (("lane", layout.lane), ("warp", layout.warp))
