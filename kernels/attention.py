@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+
+from mosaic_gpu.errors import CacheInvalid, DeviceMismatch, UnsupportedCall
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
-
-from mosaic_gpu.errors import DeviceMismatch, UnsupportedCall
 from mosaic_gpu.runtime.device import default_arch
+from mosaic_gpu.tune.cache import lookup
 
 AttentionConfig = sm90.AttentionConfig | Sm100Config
 
@@ -59,16 +60,25 @@ def attention(
 
 
 def choose_config(q: jax.Array, k: jax.Array, causal: bool) -> AttentionConfig:
-    """The tuned config for this device and call if there is one, else the generation's default."""
-    from mosaic_gpu.tune.cache import lookup
+    """The tuned config for this device and call if there is one, else the generation's default.
 
+    Raises CacheInvalid if what the cache holds is no config of today's kernel.
+    """
     arch = default_arch()
-    if arch is not None and arch.startswith("sm_10"):
-        return Sm100Config()
+    blackwell = arch is not None and arch.startswith("sm_10")
     found = lookup("attention", tuning_key(q.shape, k.shape, str(q.dtype), causal))
-    if found is not None:
-        return sm90.AttentionConfig.from_json(found)
-    return sm90.default_config(q.shape[-1])
+    if found is None:
+        return Sm100Config() if blackwell else sm90.default_config(q.shape[-1])
+    try:
+        if blackwell:
+            return Sm100Config.from_json(found)
+        config = sm90.AttentionConfig.from_json(found)
+        config.check(q.shape[-1])
+        return config
+    except (TypeError, ValueError) as error:
+        raise CacheInvalid(
+            f"the tuning cache has an attention config that does not fit ({error}); run `mosaic-gpu tune run attention`"
+        ) from error
 
 
 def tuning_key(q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: str, causal: bool) -> str:

@@ -109,7 +109,9 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
         lax.fori_loop(0, steps(a), step, None)
         plgpu.tcgen05_commit_arrive(done)
 
-    def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, o_tile: Any, acc: Any, full: Any, empty: Any, done: Any) -> None:
+    def body(
+        a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, o_tile: Any, acc: Any, full: Any, empty: Any, done: Any
+    ) -> None:
         wg = lax.axis_index("wg")
 
         @plgpu.when(wg == ISSUE_WARPGROUP)
@@ -131,7 +133,10 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
             plgpu.wait_load_tmem()
             o_tile[...] = total.astype(dtype)
             plgpu.commit_smem()
-            rows, columns = plgpu.ds(lax.axis_index("m") * ROWS, ROWS), plgpu.ds(lax.axis_index("n") * c.tile_n, c.tile_n)
+            rows, columns = (
+                plgpu.ds(lax.axis_index("m") * ROWS, ROWS),
+                plgpu.ds(lax.axis_index("n") * c.tile_n, c.tile_n),
+            )
             plgpu.copy_smem_to_gmem(o_tile, o.at[rows, columns])
             plgpu.wait_smem_to_gmem(0)
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from mosaic_gpu.kernels.config import Config
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import ResourceExceeded
+from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.kernels.config import Config
 
 HEAD_DIMS = (64, 128, 256)
 MEMORY_WARPGROUP = 2
@@ -68,7 +68,9 @@ class AttentionConfig(Config):
         return 24 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4
 
     def check(self, head_dim: int) -> None:
-        """Raise ResourceExceeded if a kernel for `head_dim` does not fit."""
+        """Raise UnsupportedCall for a head dim there is no kernel for, ResourceExceeded if it does not fit."""
+        if head_dim not in HEAD_DIMS:
+            raise UnsupportedCall(f"head dim {head_dim}: this kernel has {HEAD_DIMS}")
         if self.shared_bytes(head_dim) > SHARED_LIMIT:
             raise ResourceExceeded(
                 f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {head_dim} take "

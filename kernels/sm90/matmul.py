@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from mosaic_gpu.kernels.config import Config
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.kernels.config import Config
 
 MEMORY_WARPGROUP = 2
 SHARED_LIMIT = 232_448  # bytes

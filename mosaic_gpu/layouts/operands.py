@@ -56,8 +56,12 @@ class SharedOperand:
         return row // 8 * self.group_bytes
 
 
-def shared_operand(view: View, layout: SharedLayout, k_axis: int, what: str, line: Line | None) -> SharedOperand:
+def shared_operand(
+    view: View, layout: SharedLayout, k_axis: int, what: str, line: Line | None, transposable: tuple[int, ...] = (2,)
+) -> SharedOperand:
     """The operand that a 2-D view of a buffer makes; k_axis: which of its dimensions is K (0 or 1).
+
+    transposable: element sizes that may be contiguous along M or N (wgmma: 2 bytes; tcgen05: also 1).
 
     Raises IllegalInstruction for a layout that descriptors cannot describe, with the transforms that would do.
     """
@@ -101,9 +105,9 @@ def shared_operand(view: View, layout: SharedLayout, k_axis: int, what: str, lin
         start = start + view.dims[d].start * strides[d][0][1]
     k = n_rows if mn_major else n_cols
     mn = n_cols if mn_major else n_rows
-    if mn_major and size != 2:
+    if mn_major and size not in transposable:
         raise IllegalInstruction(
-            f"{what}: {layout.dtype} must be contiguous along K (only 16-bit types may be transposed)", line
+            f"{what}: {layout.dtype} must be contiguous along K here; it is contiguous along M or N", line
         )
     leading, stride = (chunk_bytes, group_bytes) if mn_major else (16, group_bytes)
     operand = SharedOperand(

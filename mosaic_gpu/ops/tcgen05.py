@@ -105,8 +105,8 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     m, n = acc.shape
     if m != 128:
         raise UnsupportedCall(f"tcgen05_mma with M = {m}: this version has M = 128 in one block", e.line)
-    a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line)
-    b_op = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line)
+    a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line, (1, 2))
+    b_op = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line, (1, 2))
     step = 16 if b_op.mn_major and b_op.itemsize == 1 else 8
     if n % step or not 8 <= n <= 256:
         raise IllegalInstruction(f"tcgen05_mma: n = {n}; legal with M = 128 are {step}, {2 * step}, ..., 256", e.line)

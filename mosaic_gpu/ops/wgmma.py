@@ -119,10 +119,6 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
     if isinstance(a, View):
         a_operand: SharedOperand | int = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line)
         assert isinstance(a_operand, SharedOperand)
-        if a_operand.mn_major and m > 64 and a_operand.chunk < 64:
-            raise IllegalInstruction(
-                f"wgmma: a transposed A of {m} rows in chunks of {a_operand.chunk}; use chunks of 64", e.line
-            )
     else:
         assert isinstance(a, Value)
         if a.dtype not in ("float16", "bfloat16"):

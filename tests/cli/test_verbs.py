@@ -6,11 +6,11 @@ import json
 import time
 
 import pytest
-from mosaic_gpu.kernels import attention as dispatcher
 
 from mosaic_gpu.cli import demo as demo_module
 from mosaic_gpu.codegen import nvrtc
 from mosaic_gpu.errors import ToolchainError
+from mosaic_gpu.kernels import attention as dispatcher
 
 
 def test_demo(verb):

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from mosaic_gpu.codegen.cubin_cache import compile_count
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
-
-from mosaic_gpu.codegen.cubin_cache import compile_count
 from mosaic_gpu.runtime.device import default_arch
 
 pytestmark = pytest.mark.gpu

@@ -231,7 +231,7 @@ TILED = SharedLayout((2, 64, 128), "bfloat16", (8, 64), 128)
             SharedLayout((64, 64), "float32", (8, 32), 128),
             (whole(64), whole(64)),
             0,
-            "only 16-bit types may be transposed",
+            "must be contiguous along K here",
         ),
         (
             SharedLayout((64, 64), "bfloat16", (8, 64), 128),

@@ -7,10 +7,10 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from mosaic_gpu.kernels import attention as dispatcher
-from mosaic_gpu.kernels.sm90.attention import AttentionConfig, default_config
 
 from mosaic_gpu.errors import CacheInvalid
+from mosaic_gpu.kernels import attention as dispatcher
+from mosaic_gpu.kernels.sm90.attention import AttentionConfig, default_config
 from mosaic_gpu.tune import cache
 
 GOOD = {"schema": cache.SCHEMA, "device": "nvidia_h200", "kernel": "attention", "best": {}}

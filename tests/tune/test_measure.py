@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mosaic_gpu.kernels import reference
 
 from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.kernels import reference
 from mosaic_gpu.tune import space
 from mosaic_gpu.tune.accuracy import FLOOR, Judge, plain_attention
 from mosaic_gpu.tune.measure import AttentionBench, input_sets, random_inputs, sets_for, timed

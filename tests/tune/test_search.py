@@ -6,8 +6,8 @@ import dataclasses
 import json
 
 import pytest
-from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 
+from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.tune import cache
 from mosaic_gpu.tune.measure import Measurement
 from mosaic_gpu.tune.search import Environment, search
