@@ -67,10 +67,20 @@ class Emitter(MmaEmitter):
         self.scope = Scope.WARPGROUP
         self.count = 0
         self.last_line: Line | None = None
+        self.at_line = False  # whether the next line of C++ has the number of last_line already
 
     def fresh(self) -> int:
         self.count += 1
         return self.count
+
+    def line(self, text: str) -> None:
+        """A line of C++; all that a step emits has the number of its Python line, for ptxas, profilers and debuggers."""
+        if self.last_line is not None and not text.startswith("#line"):
+            pragma = text.startswith("#")  # belongs to the statement below it, so nothing comes between them
+            if not self.at_line or pragma:
+                super().line(f"#line {max(self.last_line.number - pragma, 1)}")
+            self.at_line = pragma
+        super().line(text)
 
     # ---- the frame ------------------------------------------------------------------------------------------------------
     def source(self) -> str:
@@ -194,7 +204,7 @@ class Emitter(MmaEmitter):
         e: Equation = s.equation
         if e.line is not None and e.line != self.last_line:
             self.line(f'#line {e.line.number} "{e.line.file}"')
-            self.last_line = e.line
+            self.last_line, self.at_line = e.line, True
         rule = registry.lookup(e.op, (self.plan.generation, self.scope), e.line).emit_rules[
             (self.plan.generation, self.scope)
         ]

@@ -97,8 +97,11 @@ def _(out: Any, step: Any) -> None:
         out.arrive_cluster(array, arrive)
     elif out.single_thread:
         out.line(f"mbarrier_arrive_count({bar}, {array.unit});" if array.unit > 1 else f"mbarrier_arrive({bar});")
-    elif array.unit == 4:
-        out.line(f"__syncwarp(); if (lane == 0) mbarrier_arrive({bar});")
+    elif array.unit == 4:  # each warp of a warpgroup is one of the four; a warp by itself is all of them
+        arrive = (
+            f"mbarrier_arrive({bar});" if out.scope is WARPGROUP else f"mbarrier_arrive_count({bar}, {array.unit});"
+        )
+        out.line(f"__syncwarp(); if (lane == 0) {arrive}")
     else:
         out.elected_after_sync(f"mbarrier_arrive({bar});")
 
