@@ -4,7 +4,7 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, when, warp_map, ds, cdiv, program_id, num_programs, dim_size
+- kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, ds, cdiv, program_id, num_programs, dim_size
 - memory: GMEM, SMEM, TMEM, ACC, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
@@ -37,6 +37,7 @@ _WHERE = {
     "ops.registers": ("layout_cast", "set_max_registers"),
     "ops.shapes": ("broadcasted_iota",),
     "ops.tcgen05": ("async_load_tmem", "tcgen05_commit_arrive", "tcgen05_mma", "wait_load_tmem"),
+    "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
     "program": ("CompilerParams",),
     "runtime.execute": ("last_report",),
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
     from .ops.tcgen05 import tcgen05_mma as tcgen05_mma
     from .ops.tcgen05 import wait_load_tmem as wait_load_tmem
+    from .ops.warp_branch import when_any_in_warp as when_any_in_warp
     from .ops.wgmma import wgmma as wgmma
     from .ops.wgmma import wgmma_wait as wgmma_wait
     from .program import CompilerParams as CompilerParams

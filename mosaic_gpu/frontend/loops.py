@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from .memory import RefType
-from .primitives import is_ref, run_scoped_p, slice_class, warp_map_p
+from .primitives import is_ref, run_scoped_p, slice_class, warp_branch_p, warp_map_p
 from .trace import leaf_names
 
 
@@ -79,3 +79,14 @@ def warp_map(f: Callable[[Any], None]) -> None:
 
     closed = jax.make_jaxpr(body)(jax.ShapeDtypeStruct((), jax.numpy.int32))
     warp_map_p.bind(*closed.consts, jaxpr=closed.jaxpr)
+
+
+def bind_warp_branch(condition: Any, body: Callable[[], None]) -> None:
+    """Trace the body of `when_any_in_warp`."""
+
+    def traced() -> tuple[()]:
+        body()
+        return ()
+
+    closed = jax.make_jaxpr(traced)()
+    warp_branch_p.bind(condition, *closed.consts, jaxpr=closed.jaxpr)

@@ -97,6 +97,9 @@ def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
 run_scoped_p = jex.Primitive("run_scoped")
 run_scoped_p.multiple_results = True
 run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval for v in jaxpr.outvars])
+warp_branch_p = jex.Primitive("warp_branch")
+warp_branch_p.multiple_results = True
+warp_branch_p.def_abstract_eval(lambda *a, jaxpr: [])
 warp_map_p = jex.Primitive("warp_map")
 warp_map_p.multiple_results = True
 warp_map_p.def_abstract_eval(lambda *a, jaxpr: [])

@@ -412,6 +412,14 @@ def _warp_map(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> Non
     out.append(Equation("warp_map", (), (), (), (tr.region(_without_consts(jaxpr), [warp], (warp,), line),), line))
 
 
+def _warp_branch(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    jaxpr = e.params["jaxpr"]
+    condition, *consts = e.invars
+    tr.bind(jaxpr.constvars, [tr.read(v) for v in consts])
+    region = tr.region(_without_consts(jaxpr), [], (), line)
+    out.append(Equation("warp_branch", (tr.read(condition),), (), (), (region,), line))
+
+
 @dataclasses.dataclass(frozen=True)
 class _without_consts:  # noqa: N801 - reads as what it does
     """A jaxpr whose constvars are bound already."""
@@ -445,6 +453,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "scan": _scan,
     "while": _while,
     "run_scoped": _run_scoped,
+    "warp_branch": _warp_branch,
     "warp_map": _warp_map,
     "axis_index": _axis_index,
 }

@@ -1,6 +1,19 @@
 """All operations.  Importing this fills the tables of `registry`."""
 
-from . import barriers, control_flow, copies, elementwise, grid, reductions, refs, registers, shapes, tcgen05, wgmma
+from . import (
+    barriers,
+    control_flow,
+    copies,
+    elementwise,
+    grid,
+    reductions,
+    refs,
+    registers,
+    shapes,
+    tcgen05,
+    warp_branch,
+    wgmma,
+)
 
 __all__ = [
     "barriers",
@@ -13,5 +26,6 @@ __all__ = [
     "registers",
     "shapes",
     "tcgen05",
+    "warp_branch",
     "wgmma",
 ]

@@ -110,6 +110,15 @@ def _region(equations: Sequence[Equation], state: State, notes: list[str]) -> li
             out.append(e)
         elif e.op in ("for", "while"):
             out += _loop(e, state, notes)
+        elif e.op == "warp_branch":  # warps part inside, so waits come before
+            for view in {x.operands[0] for x in walk(e.regions[0].equations) if x.op in ("get", "swap")}:
+                assert isinstance(view, View)
+                out += _finish(state, view.ref.id, e.line)
+                status = state.accumulators.get(view.ref.id, ZERO)
+                if status != LIVE:
+                    out.append(_zero(view, status == UNKNOWN, e.line))
+                state.accumulators[view.ref.id] = LIVE
+            out.append(e)
         elif e.op == "cond":
             out.append(_branches(e, state, notes))
         elif e.op == "run_scoped":
