@@ -38,6 +38,22 @@ def _plan(body: Callable[..., None], *arguments: Any, out: Any = (), arch: str =
     return build_plan(_program(body, *arguments, out=out, **options), arch)
 
 
+def _kernel_programs(f: Callable[..., Any], *arguments: Any) -> list[Program]:
+    """The programs of the kernels that a function on arrays calls."""
+
+    def visit(jaxpr: Any) -> list[Program]:
+        found = []
+        for e in jaxpr.eqns:
+            if e.primitive.name == "mosaic_gpu_kernel":
+                found.append(e.params["traced"].program)
+            for x in e.params.values():
+                if hasattr(x, "jaxpr"):
+                    found += visit(x.jaxpr)
+        return found
+
+    return visit(jax.make_jaxpr(f)(*arguments).jaxpr)
+
+
 def _equations(program: Program | Plan | tuple[Equation, ...], op: str) -> list[Equation]:
     from mosaic_gpu.program import walk
 
@@ -86,6 +102,19 @@ def program() -> Callable[..., Program]:
 def plan() -> Callable[..., Plan]:
     """plan(body, *arguments, out=..., arch="sm_90a", **options of kernel)"""
     return _plan
+
+
+@pytest.fixture(scope="session")
+def kernel_plan() -> Callable[..., Plan]:
+    """kernel_plan(function on arrays, *abstract arguments, arch="sm_90a"): the plan of the one kernel that it calls."""
+
+    def plan_of(f: Callable[..., Any], *arguments: Any, arch: str = "sm_90a") -> Plan:
+        from mosaic_gpu.plan.build import build_plan
+
+        (found,) = _kernel_programs(f, *arguments)
+        return build_plan(found, arch)
+
+    return plan_of
 
 
 @pytest.fixture(scope="session")
