@@ -7,7 +7,17 @@ import jax
 from mosaic_gpu import errors
 from mosaic_gpu.runtime import native
 
-__all__ = ["compute_capability", "default_arch", "device_key", "driver_version", "gpu_devices"]
+__all__ = [
+    "compute_capability",
+    "default_arch",
+    "device_key",
+    "driver_version",
+    "gpu_devices",
+    "multiprocessors",
+]
+
+
+H200_MULTIPROCESSORS = 132
 
 
 def gpu_devices() -> list[jax.Device]:
@@ -52,3 +62,9 @@ def device_key() -> str | None:
     """The first GPU's name as a folder name, e.g. 'nvidia_h200'; None without a GPU."""
     devices = gpu_devices()
     return str(devices[0].device_kind).lower().replace(" ", "_") if devices else None
+
+
+def multiprocessors() -> int:
+    """Streaming multiprocessors of the first GPU; without a GPU, those of an H200, for which kernels are then planned."""
+    devices = gpu_devices()
+    return int(getattr(devices[0], "core_count", 0) or H200_MULTIPROCESSORS) if devices else H200_MULTIPROCESSORS

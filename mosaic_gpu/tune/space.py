@@ -17,13 +17,17 @@ Grid = Mapping[str, Sequence[Any]]
 GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
     ("sm90", "attention"): [
         {
-            "block_kv": (48, 64, 80, 96, 112, 128, 144, 160, 176),
-            "num_stages": (1, 2, 3, 4),
+            "block_kv": (64, 80, 96, 112, 128, 144, 160, 176),
+            "num_stages": (2, 3),
+            "compute_warpgroups": (warpgroups,),
             "compute_registers": (compute,),
             "memory_registers": (memory,),
             "take_turns": (True, False),
+            "rescale_threshold": (0.0, 8.0),
+            "persistent": (False, True),
+            "output_tile": (False, True),
         }
-        for compute, memory in ((240, 24), (232, 40))
+        for warpgroups, compute, memory in ((2, 240, 24), (2, 232, 40), (3, 160, 32))
     ],
     ("sm100", "attention"): [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}],
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -26,11 +27,22 @@ def matrix(module: Any, dtype: Any, arch: str) -> Plan:
     return build_plan(kernel.program(x, x), arch)
 
 
-def attention(dtype: Any, d: int, causal: bool) -> Plan:
+CONFIGS = {
+    "": lambda d: attention90.default_config(d),
+    "-persistent": lambda d: dataclasses.replace(
+        attention90.default_config(d), persistent=True, output_tile=d < 256, rescale_threshold=8.0
+    ),
+    "-three": lambda d: attention90.AttentionConfig(
+        compute_warpgroups=3, compute_registers=160, memory_registers=32, rescale_threshold=8.0
+    ),
+}
+
+
+def attention(dtype: Any, d: int, causal: bool, config: Any) -> Plan:
     q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
-    config = attention90.default_config(d)
-    kernel = attention90._kernel(1, 300, 4, d, jnp.dtype(dtype), config, causal, d**-0.5, True)
-    return build_plan(kernel.program(q, k, k), "sm_90a")
+    table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
+    kernel = attention90._kernel(1, 300, 4, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True)
+    return build_plan(kernel.program(table, q, k, k), "sm_90a")
 
 
 PLANS = {
@@ -41,10 +53,14 @@ PLANS = {
         for a in ("sm_100a", "sm_103a")
     },
     **{
-        f"attention-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}": lambda t=t, d=d, c=c: attention(t, d, c)
+        f"attention-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}{name}": (
+            lambda t=t, d=d, c=c, config=config: attention(t, d, c, config(d))
+        )
         for t in DTYPES
         for d in attention90.HEAD_DIMS
         for c in (False, True)
+        for name, config in CONFIGS.items()
+        if name != "-three" or d == 64
     },
 }
 
