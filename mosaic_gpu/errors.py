@@ -8,6 +8,7 @@ are subclasses of those too.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class MosaicGpuError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  at {self.line}" if self.line is not None else self.message
 
-    def __reduce__(self) -> tuple[type, tuple[str, Line | None]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.line)
 
 
@@ -66,11 +67,35 @@ class InFlightError(MosaicGpuError, ValueError):
 
 
 class Race(MosaicGpuError, RuntimeError):
-    """The simulator saw two accesses that nothing orders.  `kind` says which."""
+    """The simulator saw two accesses that nothing orders.
 
-    def __init__(self, message: str, line: Line | None = None, kind: str = "") -> None:
+    kind: 'read/write' or 'write/write'; 'buffer in flight' (reused while TMA or an MMA still reads it); 'missing commit_smem'
+    (a fence between the generic and the asynchronous proxy); 'missing tcgen05 fence'; 'accumulator in flight', 'register
+    operand in flight' (an MMA still owns the registers).
+    between: 'roles', 'warpgroup' (threads of one), 'cluster' (its blocks), 'grid' (blocks of different clusters).
+    line, other_line: the later and the earlier access; who, other: their roles; place: buffer and slot; remedy: what would
+    order them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        line: Line | None = None,
+        kind: str = "",
+        *,
+        between: str = "roles",
+        other_line: Line | None = None,
+        who: str = "",
+        other: str = "",
+        place: str = "",
+        remedy: str = "",
+    ) -> None:
         super().__init__(message, line)
-        self.kind = kind
+        self.kind, self.between, self.other_line = kind, between, other_line
+        self.who, self.other, self.place, self.remedy = who, other, place, remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.line, self.kind), self.__dict__
 
 
 class Deadlock(MosaicGpuError, RuntimeError):

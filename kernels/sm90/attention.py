@@ -42,6 +42,7 @@ class AttentionConfig(Config):
     rescale_threshold: powers of two by which a row's maximum may grow before the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per tile.
     output_tile: the output leaves through a buffer of its own instead of Q's, so that the next Q need not wait for it.
+    q_in_registers: Q is read from shared memory once a tile instead of by every product; needs output_tile.
     """
 
     generation: ClassVar[str] = "sm90"
@@ -55,6 +56,7 @@ class AttentionConfig(Config):
     rescale_threshold: float = 0.0
     persistent: bool = False
     output_tile: bool = False
+    q_in_registers: bool = False
 
     def __post_init__(self) -> None:
         if self.block_kv % 16 or not 16 <= self.block_kv <= 256:
@@ -73,6 +75,10 @@ class AttentionConfig(Config):
         for n in (self.compute_registers, self.memory_registers):
             if n % 8 or not 24 <= n <= 240:
                 raise ValueError(f"{n} registers: a multiple of 8 from 24 to 240")
+        if self.q_in_registers and not self.output_tile:
+            raise ValueError(
+                "q_in_registers needs output_tile: Q's buffer is given back at once, the output cannot use it"
+            )
         if not 0 <= self.rescale_threshold <= 8:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}: 0 to 8, so that P stays below 2^8")
 
@@ -88,7 +94,8 @@ class AttentionConfig(Config):
 
     def registers_needed(self, head_dim: int) -> int:
         """An estimate of a compute thread's registers: scores, output, P and what surrounds them."""
-        return 24 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4
+        q = head_dim // 4 if self.q_in_registers else 0
+        return 24 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4 + q
 
     def check(self, head_dim: int) -> None:
         """Raise UnsupportedCall for a head dim there is no kernel for, ResourceExceeded if it does not fit."""
@@ -245,6 +252,11 @@ def _kernel(
 
         def visit(turn: Any, batch: Any, head: Any, tile_row: Any, needed: Any, before: Any) -> None:
             first_row = tile_row + wg * ROWS
+            plgpu.barrier_wait(q_full)
+            own_q = q_tile.at[wg]
+            if c.q_in_registers:
+                own_q = plgpu.load(own_q, layout=plgpu.Layout.WGMMA)
+                plgpu.barrier_arrive(q_empty)
 
             def attend(acc: Any) -> Any:
                 def start_scores(s_acc: Any, i: Any) -> None:
@@ -252,7 +264,7 @@ def _kernel(
                     slot = lax.rem(before + i, stages)
                     plgpu.barrier_wait(k_full.at[slot])
                     take_turn()
-                    plgpu.wgmma(s_acc, q_tile.at[wg], k_tile.at[slot].transpose((1, 0)))
+                    plgpu.wgmma(s_acc, own_q, k_tile.at[slot].transpose((1, 0)))
 
                 def start_values(p: Any, i: Any) -> None:
                     """acc += P V for the i-th visited block."""
@@ -295,7 +307,7 @@ def _kernel(
                     begin = jnp.maximum(needed - lax.div(tile_row + 1, keys), 1)
                     carry = lax.fori_loop(1, begin, functools.partial(step, True), carry)
                 p, top, total = lax.fori_loop(begin, needed, functools.partial(step, False), carry)
-                if c.output_tile:
+                if c.output_tile and not c.q_in_registers:
                     plgpu.barrier_arrive(q_empty)
                 start_values(p, needed - 1)
                 plgpu.wgmma_wait(0)
@@ -303,7 +315,6 @@ def _kernel(
                 inverse = jnp.where(total > 0, 1 / total, 0.0)
                 return (acc[...] * inverse[:, None]).astype(dtype), top, total
 
-            plgpu.barrier_wait(q_full)
             o, top, total = plgpu.run_scoped(attend, plgpu.ACC((ROWS, d)))
             if c.output_tile:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left

@@ -26,6 +26,7 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
             "rescale_threshold": (0.0, 8.0),
             "persistent": (False, True),
             "output_tile": (False, True),
+            "q_in_registers": (False, True),
         }
         for warpgroups, compute, memory in ((2, 240, 24), (2, 232, 40), (3, 160, 32))
     ],
