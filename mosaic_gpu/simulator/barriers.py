@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from ..errors import BarrierMisuse, Line
+from .clocks import ORDER, RUN, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +19,17 @@ class Arrival:
     count: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Sight:
+    """A thread (by agent and clock) that has seen some number of phases, or has arrived."""
+
+    agent: int
+    clock: int
+    who: str
+    line: Line | None
+    phase: int = 0
+
+
 @dataclasses.dataclass
 class MBarrier:
     """One mbarrier.
@@ -24,6 +38,8 @@ class MBarrier:
     phase: completed phases so far; pending: arrivals still missing; tx: bytes expected and not yet landed (below zero
     when bytes landed before they were announced).
     observed: phases that somebody has waited for; loaded_phase: the last one in which a TMA copy landed, with its line.
+    agent: of the copies that it counts, -1 where no clocks are kept; gathered: what arrivals of this phase hand on; clock:
+    what completed phases have; sights: who has seen how many phases.
     """
 
     name: str
@@ -36,11 +52,16 @@ class MBarrier:
     loaded_phase: int = -1
     loaded_line: Line | None = None
     arrivals: list[Arrival] = dataclasses.field(default_factory=list)
+    agent: int = -1
+    gathered: Rows | None = None
+    clock: Rows | None = None
+    sights: dict[int, Sight] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pending = self.expected
 
-    def arrive(self, arrival: Arrival) -> None:
+    def arrive(self, arrival: Arrival, released: Rows | None = None) -> None:
+        """Count an arrival; released: what it hands on."""
         if arrival.count > self.pending:
             raise BarrierMisuse(
                 f"{self.name}: too many arrivals. Phase {self.phase} takes {self.count(self.expected)}, here already"
@@ -49,21 +70,56 @@ class MBarrier:
             )
         self.pending -= arrival.count
         self.arrivals.append(arrival)
-        self._complete()
+        self._gather(released)
+        self._complete(arrival.line)
 
     def expect_tx(self, nbytes: int) -> None:
         self.tx += nbytes
-        self._complete()
+        self._complete(None)
 
-    def complete_tx(self, nbytes: int) -> None:
+    def complete_tx(self, nbytes: int, released: Rows | None = None, line: Line | None = None) -> None:
+        """Bytes have landed; released: what the copy hands on."""
         self.tx -= nbytes
-        self._complete()
+        self._gather(released)
+        self._complete(line)
 
-    def _complete(self) -> None:
+    def _gather(self, released: Rows | None) -> None:
+        if released is None:
+            return
+        if self.gathered is None:
+            self.gathered = released.copy()
+        else:
+            np.maximum(self.gathered, released, out=self.gathered)
+
+    def _complete(self, line: Line | None) -> None:
         if self.pending == 0 and self.tx == 0:
+            if self.gathered is not None:
+                self._check_seen(self.gathered, line)
+                if self.clock is not None:
+                    np.maximum(self.gathered, self.clock, out=self.gathered)
+                self.clock, self.gathered = self.gathered, None
+                self.clock[ORDER, self.agent] = self.phase + 1
             self.phase += 1
             self.pending = self.expected
             self.arrivals = []
+
+    def _check_seen(self, gathered: Rows, line: Line | None) -> None:
+        """Everybody who waited for the phase before this one has seen it: by order, not by luck (PTX ISA 9.7.13.15.4)."""
+        for sight in self.sights.values():
+            if sight.phase == self.phase and gathered[RUN, sight.agent] < sight.clock:
+                raise BarrierMisuse(
+                    f"{self.name}: phase {self.phase} can end before {sight.who} has seen the end of phase "
+                    f"{self.phase - 1}, for which it waits at {sight.line}: no arrival of phase {self.phase} comes after "
+                    "that wait. A wait sees the parity of one phase only, so it would hang or pass at the wrong time. Let "
+                    f"{sight.who} arrive on a barrier that is waited for before arriving here; arrived: "
+                    f"{self.describe_arrivals()}",
+                    line,
+                )
+
+    def see(self, sight: Sight) -> None:
+        """A thread has waited for all phases before `sight.phase`."""
+        self.observed = max(self.observed, sight.phase)
+        self.sights[sight.agent] = sight
 
     def _bytes_open(self) -> str:
         return f" (it still waits for {self.tx} bytes)" if self.tx else ""
@@ -91,14 +147,21 @@ class MBarrier:
 
 @dataclasses.dataclass
 class NamedBarrier:
-    """A hardware barrier of the block.  arrived: warpgroups in this generation, the count of completions so far."""
+    """A hardware barrier of the block.
+
+    arrived: warpgroups in this generation, which is the count of completions so far; gathered: what their arrivals hand on;
+    clocks: that of completed generations; sights: who arrived in each generation.
+    """
 
     name: str
     threads: int
     generation: int = 0
     arrived: list[str] = dataclasses.field(default_factory=list)
+    gathered: Rows | None = None
+    clocks: dict[int, Rows] = dataclasses.field(default_factory=dict)
+    sights: dict[int, list[Sight]] = dataclasses.field(default_factory=dict)
 
-    def arrive(self, who: str, line: Line | None) -> int:
+    def arrive(self, who: str, line: Line | None, released: Rows | None = None, agent: int = -1, clock: int = 0) -> int:
         """Count a warpgroup in; returns the generation that it belongs to."""
         if who in self.arrived:
             raise BarrierMisuse(
@@ -107,7 +170,27 @@ class NamedBarrier:
             )
         mine = self.generation
         self.arrived.append(who)
+        if released is not None:
+            self._check_completed(who, line, released, agent)
+            self.sights.setdefault(mine, []).append(Sight(agent, clock, who, line, mine))
+            self.gathered = released if self.gathered is None else np.maximum(self.gathered, released)
         if 128 * len(self.arrived) == self.threads:
+            if self.gathered is not None:
+                self.clocks[mine], self.gathered = self.gathered, None
+                for old in [g for g in self.clocks if g < mine - 4]:
+                    del self.clocks[old]
+                    self.sights.pop(old, None)
             self.generation += 1
             self.arrived = []
         return mine
+
+    def _check_completed(self, who: str, line: Line | None, released: Rows, agent: int) -> None:
+        """Whoever arrives again knows that its last generation has completed (PTX ISA 9.7.13.1)."""
+        took_part = [g for g, sights in self.sights.items() if any(s.agent == agent for s in sights)]
+        for other in self.sights[max(took_part)] if took_part else ():
+            if released[RUN, other.agent] < other.clock:
+                raise BarrierMisuse(
+                    f"{self.name}: {who} may arrive twice before {other.who} has come once: nothing orders this arrival "
+                    f"after that of {other.who} at {other.line}. Let it wait (named_barrier_sync, or another barrier) first",
+                    line,
+                )

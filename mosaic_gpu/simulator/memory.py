@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -11,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import Line, OutOfBounds, Race, UninitializedRead
+from ..errors import OutOfBounds, UninitializedRead
 from ..layouts.shared import SharedLayout, itemsize
 from ..ops.elementwise import numpy_dtype
 from ..program import Affine, View
+from .global_shadow import GlobalShadow, Part
 
 Array = npt.NDArray[Any]
 Evaluate = Callable[[Affine], int]
+Note = Callable[[GlobalShadow, Part, Part | None], None]
 UNSIGNED: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -35,11 +36,15 @@ def poison_byte(dtype: str) -> int:
 
 
 class GlobalArray:
-    """An array in global memory, row-major.  written: which elements hold data; None: all do (an input)."""
+    """An array in global memory, row-major.
+
+    written: which elements hold data; None: all do (an input).  shadow: who accessed what, for arrays that are written.
+    """
 
     def __init__(self, name: str, data: Array, written: npt.NDArray[np.bool_] | None) -> None:
         self.name, self.data, self.written = name, data, written
         self.bytes = data.reshape(-1).view(np.uint8)
+        self.shadow: GlobalShadow | None = None
 
     @staticmethod
     def of_input(name: str, array: Array) -> GlobalArray:
@@ -61,19 +66,18 @@ class GlobalArray:
             raise OutOfBounds(f"a copy touches element {bad} of {self.name}, which has {self.data.size}")
         # Through uint8: the extension types of ml_dtypes do not export the buffer protocol.
         view: Array = np.ndarray(shape, self.data.dtype, self.bytes.data, start * size, [s * size for s in steps])
-        if self.written is None:
-            return view, None
-        return view, np.ndarray(shape, np.bool_, self.written.reshape(-1).data, start, list(steps))
+        return view, None if self.written is None else strided_part(self.written, start, shape, steps)
 
     def check_written(self, mask: Array | None) -> None:
         if mask is not None and not mask.all():
             bad = int(mask.size - mask.sum())
             raise UninitializedRead(f"{self.name} is read before it is written ({bad} of {mask.size} elements)")
 
-    def load(self, view: View, evaluate: Evaluate) -> Array:
-        """The view's elements; what lies past the array's end is zero."""
+    def load(self, view: View, evaluate: Evaluate, note: Note | None = None) -> Array:
+        """The view's elements; what lies past the array's end is zero.  note: told which part of the shadow is read."""
         index, inside, shape = self._clip(view, evaluate)
         part = self.data[index]
+        self._note(index, note)
         if self.written is not None:
             self.check_written(self.written[index])
         if part.shape != shape:
@@ -82,13 +86,21 @@ class GlobalArray:
             part = whole
         return part.transpose(view.permutation).copy()
 
-    def store(self, view: View, evaluate: Evaluate, x: Array) -> None:
-        """Write the view's elements; what lies past the array's end is dropped."""
-        index, inside, shape = self._clip(view, evaluate)
+    def store(self, view: View, evaluate: Evaluate, x: Array, note: Note | None = None) -> None:
+        """Write the view's elements; what lies past the array's end is dropped.  note: told which part is written."""
+        index, inside, _ = self._clip(view, evaluate)
         x = np.broadcast_to(x, view.shape).transpose(np.argsort(view.permutation))
+        self._note(index, note)
         self.data[index] = x[inside]
         if self.written is not None:
             self.written[index] = True
+
+    def _note(self, index: tuple[int | slice, ...], note: Note | None) -> None:
+        if note is None or self.shadow is None:
+            return
+        exact = tuple(slice(i, i + 1) if isinstance(i, int) else i for i in index)  # a view, even of one element
+        readers = self.shadow.readers
+        note(self.shadow, self.shadow.writers[exact], None if readers is None else readers[exact])
 
     def _clip(
         self, view: View, evaluate: Evaluate
@@ -111,12 +123,10 @@ class GlobalArray:
         return tuple(index), tuple(inside), tuple(shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Writer:
-    """Who wrote, and from which line."""
-
-    who: str
-    line: Line | None
+def strided_part(whole: Array, start: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> Array:
+    """Elements start + sum of i * steps of a contiguous array, as a writable view."""
+    size = whole.dtype.itemsize
+    return np.ndarray(shape, whole.dtype, whole.reshape(-1).data, start * size, [s * size for s in steps])
 
 
 class SharedMemory:
@@ -132,9 +142,6 @@ class SharedMemory:
         self.written = np.full(size, 0 if poison else 1, np.uint8)
         self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
         self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
-        # Per 16 bytes: 1 + the warpgroup that wrote them by ordinary stores and has not made them visible since.
-        self.unfenced = np.zeros(size // 16, np.uint8)
-        self.writers: dict[int, Writer] = {}
         self.chunks, self.chunk_marks = self.data.reshape(-1, 16), self.written.reshape(-1, 16)
 
     def read(self, index: Array, size: int, what: Callable[[], str]) -> Array:
@@ -149,28 +156,6 @@ class SharedMemory:
         self.raw[size][index] = raw
         self.marks[size][index] = WRITTEN[size]
 
-    def mark_unfenced(self, chunks: Array, warpgroup: int, writer: Writer) -> None:
-        """Ordinary stores by a warpgroup: TMA and the tensor core may not see them yet (PTX ISA 8.9.5)."""
-        self.unfenced[chunks] = 1 + warpgroup
-        self.writers[warpgroup] = writer
-
-    def fence(self, warpgroup: int) -> None:
-        """fence.proxy.async by all threads of a warpgroup."""
-        self.unfenced[self.unfenced == 1 + warpgroup] = 0
-
-    def check_fenced(self, chunks: Array, what: str) -> None:
-        """Whether the asynchronous proxy sees these 16-byte chunks as they are."""
-        if not self.unfenced.any():
-            return
-        found = self.unfenced[chunks]
-        if found.any():
-            writer = self.writers[int(np.max(found)) - 1]
-            raise Race(
-                f"{what} reads shared memory that {writer.who} wrote at {writer.line}, with no commit_smem() by that "
-                "warpgroup since: it may read old bytes",
-                kind="missing commit_smem",
-            )
-
 
 @functools.lru_cache(maxsize=256)
 def element_offsets(layout: SharedLayout) -> Array:
@@ -182,9 +167,13 @@ def element_offsets(layout: SharedLayout) -> Array:
 
 def shared_index(view: View, layout: SharedLayout, offset: int, evaluate: Evaluate) -> Array:
     """Element index (byte address / item size) of each element of a view of a buffer at `offset`."""
+    return shared_index_at(view, layout, offset, tuple(evaluate(d.start) for d in view.dims))
+
+
+def shared_index_at(view: View, layout: SharedLayout, offset: int, starts: tuple[int, ...]) -> Array:
+    """As `shared_index`, for evaluated starts."""
     index: list[int | slice] = []
-    for axis, (d, n) in enumerate(zip(view.dims, layout.shape, strict=True)):
-        start = evaluate(d.start)
+    for axis, (d, n, start) in enumerate(zip(view.dims, layout.shape, starts, strict=True)):
         last = start + ((d.size or 1) - 1) * d.stride
         if start < 0 or last >= n:
             bad = start if start < 0 else last
