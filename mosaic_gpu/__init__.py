@@ -4,7 +4,8 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, ds, cdiv, program_id, num_programs, dim_size
+- kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, program_id, num_programs
+- numbers: ds, cdiv, div, rem, dim_size
 - memory: GMEM, SMEM, TMEM, ACC, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
@@ -26,7 +27,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "frontend.kernel": ("kernel",),
-    "frontend.loops": ("cdiv", "ds", "run_scoped", "warp_map", "when"),
+    "frontend.loops": ("cdiv", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
     "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "SMEM", "TMEM"),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
@@ -64,7 +65,9 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .frontend.kernel import kernel as kernel
     from .frontend.loops import cdiv as cdiv
+    from .frontend.loops import div as div
     from .frontend.loops import ds as ds
+    from .frontend.loops import rem as rem
     from .frontend.loops import run_scoped as run_scoped
     from .frontend.loops import warp_map as warp_map
     from .frontend.loops import when as when

@@ -86,7 +86,7 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
         row, column = lax.axis_index("m") * ROWS, lax.axis_index("n") * c.tile_n
 
         def step(i: Any, _: None) -> None:
-            slot = lax.rem(i, c.num_slots)
+            slot = plgpu.rem(i, c.num_slots)
 
             @plgpu.when(i >= c.num_slots)
             def _() -> None:
@@ -102,7 +102,7 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
         """The MMA warp; each product frees its slot when it has ended."""
 
         def step(i: Any, _: None) -> None:
-            slot = lax.rem(i, c.num_slots)
+            slot = plgpu.rem(i, c.num_slots)
             plgpu.barrier_wait(full.at[slot])
             plgpu.tcgen05_mma(acc, a_tile.at[slot], b_tile.at[slot], empty.at[slot], accumulate=i > 0)
 

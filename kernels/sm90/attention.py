@@ -173,10 +173,10 @@ def _kernel(
         plgpu.set_max_registers(c.memory_registers, action="decrease")
         q_tile, k_tile, v_tile = tiles
         q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-        heads_per_kv = lax.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2))
+        heads_per_kv = plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2))
 
         def visit(turn: Any, batch: Any, head: Any, first_row: Any, needed: Any, before: Any) -> None:
-            kv_head = lax.div(head, heads_per_kv)
+            kv_head = plgpu.div(head, heads_per_kv)
 
             @plgpu.when(turn > 0)
             def _() -> None:
@@ -187,7 +187,7 @@ def _kernel(
                 plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[w], q_full)
 
             def step(i: Any, _: None) -> None:
-                slot = lax.rem(before + i, stages)
+                slot = plgpu.rem(before + i, stages)
                 block = plgpu.ds((needed - 1 - i) * keys, keys)
 
                 def refill(x: Any, x_tile: Any, full: Any, empty: Any) -> None:
@@ -218,7 +218,7 @@ def _kernel(
 
         def pass_turn() -> None:
             if c.take_turns:
-                plgpu.named_barrier_arrive(turns.at[lax.rem(wg + 1, computes)])
+                plgpu.named_barrier_arrive(turns.at[plgpu.rem(wg + 1, computes)])
 
         def mask(scores: Any, block: Any, first_row: Any) -> Any:
             """-inf where a key does not exist or, causal, lies behind the query."""
@@ -261,14 +261,14 @@ def _kernel(
             def attend(acc: Any) -> Any:
                 def start_scores(s_acc: Any, i: Any) -> None:
                     """Q K^T for the i-th visited block."""
-                    slot = lax.rem(before + i, stages)
+                    slot = plgpu.rem(before + i, stages)
                     plgpu.barrier_wait(k_full.at[slot])
                     take_turn()
                     plgpu.wgmma(s_acc, own_q, k_tile.at[slot].transpose((1, 0)))
 
                 def start_values(p: Any, i: Any) -> None:
                     """acc += P V for the i-th visited block."""
-                    slot = lax.rem(before + i, stages)
+                    slot = plgpu.rem(before + i, stages)
                     plgpu.barrier_wait(v_full.at[slot])
                     plgpu.wgmma(acc, p, v_tile.at[slot])
 
@@ -276,7 +276,7 @@ def _kernel(
                     start_scores(s_acc, 0)
                     pass_turn()
                     plgpu.wgmma_wait(0)
-                    plgpu.barrier_arrive(k_empty.at[lax.rem(before, stages)])
+                    plgpu.barrier_arrive(k_empty.at[plgpu.rem(before, stages)])
                     start = jnp.full((ROWS,), LOWEST, jnp.float32), jnp.zeros((ROWS,), jnp.float32)
                     p, top, total, _ = softmax(mask(s_acc[...], needed - 1, first_row), *start)
                     return p.astype(dtype), top, total
@@ -289,13 +289,13 @@ def _kernel(
                         start_values(p, i - 1)
                         pass_turn()
                         plgpu.wgmma_wait(1)  # the scores are there
-                        plgpu.barrier_arrive(k_empty.at[lax.rem(before + i, stages)])
+                        plgpu.barrier_arrive(k_empty.at[plgpu.rem(before + i, stages)])
                         scores = s_acc[...]
                         if masked:
                             scores = mask(scores, needed - 1 - i, first_row)
                         new_p, new_top, new_total, shrink = softmax(scores, top, total)
                         plgpu.wgmma_wait(0)  # P V has ended
-                        plgpu.barrier_arrive(v_empty.at[lax.rem(before + i - 1, stages)])
+                        plgpu.barrier_arrive(v_empty.at[plgpu.rem(before + i - 1, stages)])
                         rescale(acc, shrink)
                         return new_p.astype(dtype), new_top, new_total
 
@@ -304,14 +304,14 @@ def _kernel(
                 carry = plgpu.run_scoped(first, plgpu.ACC((ROWS, keys)))
                 begin: Any = 1
                 if causal and keys < c.rows:  # more blocks than the first touch the diagonal
-                    begin = jnp.maximum(needed - lax.div(tile_row + 1, keys), 1)
+                    begin = jnp.maximum(needed - plgpu.div(tile_row + 1, keys), 1)
                     carry = lax.fori_loop(1, begin, functools.partial(step, True), carry)
                 p, top, total = lax.fori_loop(begin, needed, functools.partial(step, False), carry)
                 if c.output_tile and not c.q_in_registers:
                     plgpu.barrier_arrive(q_empty)
                 start_values(p, needed - 1)
                 plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(v_empty.at[lax.rem(before + needed - 1, stages)])
+                plgpu.barrier_arrive(v_empty.at[plgpu.rem(before + needed - 1, stages)])
                 inverse = jnp.where(total > 0, 1 / total, 0.0)
                 return (acc[...] * inverse[:, None]).astype(dtype), top, total
 

@@ -91,7 +91,7 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
         column, row = lax.axis_index("n") * c.block_n, lax.axis_index("m") * c.block_m
 
         def step(i: Any, _: None) -> None:
-            slot = lax.rem(i, c.num_stages)
+            slot = plgpu.rem(i, c.num_stages)
 
             @plgpu.when(i >= c.num_stages)
             def _() -> None:
@@ -110,14 +110,14 @@ def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
 
         def accumulate(acc: Any) -> Any:
             def step(i: Any, _: None) -> None:
-                slot = lax.rem(i, c.num_stages)
+                slot = plgpu.rem(i, c.num_stages)
                 plgpu.barrier_wait(full.at[slot])
                 plgpu.wgmma(acc, a_tile.at[slot, own], b_tile.at[slot])
                 plgpu.wgmma_wait(1)  # the previous product has ended: its stage is free
 
                 @plgpu.when(i > 0)
                 def _() -> None:
-                    plgpu.barrier_arrive(empty.at[lax.rem(i + c.num_stages - 1, c.num_stages)])
+                    plgpu.barrier_arrive(empty.at[plgpu.rem(i + c.num_stages - 1, c.num_stages)])
 
             lax.fori_loop(0, plgpu.cdiv(plgpu.dim_size(a, 1), c.block_k), step, None)
             return acc[...]

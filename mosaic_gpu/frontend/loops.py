@@ -34,10 +34,28 @@ def ds(start: Any, size: int) -> Any:
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """a / b rounded up; for ints and for traced int32 (both positive)."""
+    """a / b rounded up; for ints and for traced integers (both positive)."""
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
-    return jax.lax.div(a + (b - 1), jax.numpy.int32(b) if isinstance(b, int) else b)
+    return div(a + (b - 1), b)
+
+
+def div(a: Any, b: Any) -> Any:
+    """a / b rounded towards zero: `lax.div`, but a Python number takes the other's dtype (also where x64 is enabled)."""
+    return a // b if isinstance(a, int) and isinstance(b, int) else jax.lax.div(*_alike(a, b))
+
+
+def rem(a: Any, b: Any) -> Any:
+    """What `div` leaves, with the sign of a: ring slots are `rem(step, stages)`."""
+    return a % b if isinstance(a, int) and isinstance(b, int) else jax.lax.rem(*_alike(a, b))
+
+
+def _alike(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two integers of one dtype, a traced one's."""
+    dtype = jax.numpy.result_type(b if isinstance(a, int) else a)
+    return (jax.numpy.asarray(a, dtype) if isinstance(a, int) else a), (
+        jax.numpy.asarray(b, dtype) if isinstance(b, int) else b
+    )
 
 
 def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str] | str = (), **named: Any) -> Any:
