@@ -51,7 +51,7 @@ class Result:
 
 def resolve(equations: Sequence[Equation]) -> Result:
     """Place waits and accumulator initialisation in a role's equations."""
-    if not any(e.op == "wgmma" for e in walk(tuple(equations))):
+    if not any(_on_accumulator(e) for e in walk(tuple(equations))):
         return Result(tuple(equations), [])
     notes: list[str] = []
     state = State([], {}, itertools.count(1 + max(v.id for v in _values(equations))))
@@ -67,6 +67,10 @@ def _wait(n: int, line: Line | None) -> Equation:
 
 def _zero(view: View, dynamic: bool, line: Line | None) -> Equation:
     return Equation("acc_zero", (view,), (), (("dynamic", dynamic),), (), line)
+
+
+def _on_accumulator(e: Equation) -> bool:
+    return any(isinstance(o, View) and o.space.kind == "acc" for o in e.operands)
 
 
 def _touches(e: Equation, acc: int) -> bool:

@@ -172,7 +172,6 @@ def test_reading_before_any_product_zeroes(resolve):
     assert waits(equations)[:3] == [("acc_zero", None, False), ("get", None, None), ("wgmma", "add", None)]
 
 
-@pytest.mark.xfail(strict=True, reason="resolve leaves roles without products alone; the kernel reads unset registers")
 def test_reading_without_any_product_zeroes(resolve):
     """An ACC starts as zeros, also in a role that never multiplies."""
     equations, _ = resolve(lambda x, b, acc: acc[...])
