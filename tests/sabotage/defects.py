@@ -1,0 +1,340 @@
+"""The tables: which sabotages there are, and which changes break nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mosaic_gpu.program import Equation
+
+from .rewrite import Edit, Editor
+from .sabotages import (
+    Benign,
+    Sabotage,
+    accumulate_by_count,
+    all_of,
+    always_accumulate,
+    arrive_instead_of_commit,
+    barrier,
+    copy,
+    delete,
+    double,
+    first_slot,
+    guard,
+    loop,
+    move,
+    param,
+    restart_guard,
+    restart_ring,
+    retarget,
+    slot,
+    unguard,
+)
+
+RACE = ("Race",)
+UNREAD = ("Race", "UninitializedRead")  # what is read before it is there may never have been written
+OVERRUN = ("Race", "BarrierMisuse")  # a producer that does not wait overwrites data and announces too many copies
+DEADLOCK = ("Deadlock",)
+MISUSE = ("BarrierMisuse",)
+LEAK = ("Leak",)
+GROWS = ("InFlightError",)  # the planner sees that products pile up
+SABOTAGES: list[Sabotage] = []
+BENIGN: list[Benign] = []
+
+
+def _of(kernel: str) -> Callable[..., None]:
+    """sabotage(name, rule, edit, classes, *lines) for one kernel."""
+
+    def add(name: str, rule: str, edit: Edit, expect: tuple[str, ...], *at: str) -> None:
+        SABOTAGES.append(Sabotage(kernel, name, rule, edit, expect, at))
+
+    return add
+
+
+def _fine(kernel: str, name: str, why: str, edit: Edit) -> None:
+    BENIGN.append(Benign(kernel, name, why, edit))
+
+
+def _commit_after_write(x: Editor) -> None:
+    write = x.get(TILE)
+    x.put(x.find(TILE), write, Equation("commit_smem", (), (), (), (), write.line))
+
+
+# fmt: off
+# ---- pipeline: one warpgroup, TMA both ways -------------------------------------------------------------------------
+_ = _of("pipeline")
+IN0, IN1, REFILL = (f"copy_gmem_to_smem in_tile#{i}" for i in range(3))
+OUT, WRITE = "copy_smem_to_gmem out_tile", "swap out_tile"
+_("the tile is not waited for", "C15", delete("barrier_wait full"), UNREAD, "load")
+_("the tile is read before the wait", "C15", move("load", before="barrier_wait full"), UNREAD, "load")
+_("the wait is for the other slot", "C15", slot("barrier_wait full", "full"), UNREAD, "load", IN0, IN1, REFILL)
+_("the read is of the other slot", "C15", slot("load", "in_tile"), UNREAD, "load", IN0, IN1, REFILL)
+_("the copy signals the other slot", "C15", slot(REFILL, "full"), (*UNREAD, *DEADLOCK, *MISUSE), "load", REFILL,
+  "barrier_wait full")
+_("the copy fills the other slot", "C15", slot(REFILL, "in_tile"), RACE, "load", REFILL, IN1)
+_("the tile is refilled before it is read", "D7", move(f"when({REFILL})", before="load"), RACE, "load", REFILL)
+_("no wait before the output tile is reused", "D7", delete("wait_smem_to_gmem#0"), RACE, WRITE, OUT)
+_("the wait leaves one store too many", "D1", param("wait_smem_to_gmem#0", n=2), RACE, WRITE, OUT)
+_("the wait comes after the reuse", "D7", move("wait_smem_to_gmem#0", after=WRITE), RACE, WRITE, OUT)
+_("no wait for the last stores", "D8", delete("wait_smem_to_gmem#1"), LEAK, OUT)
+_("the wait leaves the last store", "D8", param("wait_smem_to_gmem#1", n=1), LEAK, OUT)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, OUT, WRITE)
+_("commit_smem before the writes", "B4", move("commit_smem", before=WRITE), RACE, OUT, WRITE)
+_("commit_smem after the store", "B4", move("commit_smem", after=OUT), RACE, OUT, WRITE)
+_("the store reads the other slot", "D7", slot(OUT, "out_tile"), UNREAD, OUT, WRITE)
+_("the write goes to the other slot", "D7", slot(WRITE, "out_tile"), UNREAD, OUT, WRITE)
+_("stores without a group", "D6", param(OUT, commit_group=False), (*RACE, *LEAK), WRITE, OUT)
+_("one arrival too many expected", "C8", barrier("full", num_arrivals=2), DEADLOCK, "barrier_wait full")
+_("one copy too many", "C8", double(IN0), MISUSE, IN0)
+_("a copy that nobody waits for", "D8", guard(f"when({REFILL})", 1), (*LEAK, "OutOfBounds"), REFILL)
+_("the last refill is missing", "J", guard(f"when({REFILL})", -1), DEADLOCK, "barrier_wait full")
+_("a copy of the start is missing", "J", delete(IN1), DEADLOCK, "barrier_wait full")
+_("the wait is done twice", "C7", double("barrier_wait full"), DEADLOCK, "barrier_wait full")
+_fine("pipeline", "two waits for the stores", "D1: a wait for what is done is nothing", double("wait_smem_to_gmem#0"))
+_fine("pipeline", "two commit_smem", "B3: a fence more", double("commit_smem"))
+_fine("pipeline", "the last wait reads only", "D8: the kernel's end waits for the writes", param("wait_smem_to_gmem#1",
+  wait_read_only=True))
+_fine("pipeline", "stores fully waited for", "D4: more than reading", param("wait_smem_to_gmem#0", wait_read_only=False))
+_fine("pipeline", "no store in flight", "D1: stricter", param("wait_smem_to_gmem#0", n=0))
+
+# ---- cluster: multicast ---------------------------------------------------------------------------------------------
+_ = _of("cluster")
+A, B = "copy_gmem_to_smem a_tile", "copy_gmem_to_smem b_tile"
+FULL, EMPTY = "barrier_wait full", "barrier_wait empty"
+RELEASE = "barrier_arrive empty"
+_("a slot is refilled when the own block has released it", "D12", barrier("empty", collective_axes=()), OVERRUN, A, B, "wgmma")
+_("the slot is not waited for", "C15", delete(FULL), UNREAD, "wgmma")
+_("the product starts before the wait", "C15", move("wgmma", before=FULL), UNREAD, "wgmma")
+_("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
+_("the first refill does not wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, A, B, "wgmma", EMPTY)
+_("the producer waits for the first lap, too", "C4", guard(f"when({EMPTY})", -1), DEADLOCK, EMPTY, FULL)
+_("the slot is never released", "J", delete(RELEASE), DEADLOCK, EMPTY, FULL)
+_("the slot is released by one arrival of two", "C8", barrier("empty", num_arrivals=2), DEADLOCK, EMPTY, FULL)
+_("two copies, one arrival", "C11", barrier("full", num_arrivals=1), MISUSE, A, B)
+_("two copies, three arrivals", "C11", barrier("full", num_arrivals=3), DEADLOCK, FULL, EMPTY)
+_("released before the product has ended", "E4", move(RELEASE, before="wgmma_wait"), RACE, A, B, "wgmma")
+_("released before the product starts", "C18", move(RELEASE, before="wgmma"), RACE, A, B, "wgmma")
+_("the wait leaves the product in flight", "E4", param("wgmma_wait", n=1), RACE, A, B, "wgmma")
+_("no wait for the product", "E4", delete("wgmma_wait"), GROWS, f"for({FULL})")
+_("the producer waits for the other slot", "C6", slot(EMPTY, "empty"), MISUSE, EMPTY, RELEASE)
+_("the other slot is released", "C6", slot(RELEASE, "empty"), MISUSE, EMPTY, RELEASE)
+_("the product reads the other slot of B", "C15", slot("wgmma", "b_tile"), UNREAD, "wgmma", B)
+_("a step is not consumed", "D8", loop(f"for({FULL})", upper=-1), LEAK, A, B)
+_("a step is not produced", "J", loop(f"for({EMPTY})", upper=-1), DEADLOCK, FULL)
+_("the producer waits for a slot that it fills itself", "J", retarget(EMPTY, "empty", "full"), (*DEADLOCK, *OVERRUN), A, B,
+  FULL, EMPTY, "wgmma")
+_fine("cluster", "each block loads all of B", "D12 does not apply without multicast", param(B, collective_axes=()))
+_fine("cluster", "B before A", "C9: copies of one phase in any order", move(B, before=A))
+_fine("cluster", "the slot is released a little later", "C8", move(RELEASE, after="wgmma_wait"))
+
+# ---- persistent: the ring goes on from tile to tile -----------------------------------------------------------------
+_ = _of("persistent")
+LAST_RELEASE, STORE, SWAP = "barrier_arrive empty#1", "copy_smem_to_gmem o_tile", "swap o_tile"
+_("the consumer's ring starts anew with every tile", "C5", restart_ring(FULL), (*UNREAD, *MISUSE, *DEADLOCK), "wgmma", A, B,
+  FULL, EMPTY)
+_("the producer's guard starts anew with every tile", "C6", restart_guard(EMPTY), OVERRUN, A, B, "wgmma", EMPTY)
+_("one product too many in flight", "E4", param("wgmma_wait#0", n=2), RACE, A, B, "wgmma")
+_("no wait in the loop", "E4", delete("wgmma_wait#0"), GROWS, f"for({FULL})")
+_("a tile's last slot is released in flight", "E4", delete("wgmma_wait#1"), RACE, A, B, "wgmma")
+_("a tile's last slot is released before its wait", "E4", move(LAST_RELEASE, before="wgmma_wait#1"), RACE, A, B, "wgmma")
+_("a tile's last slot is not released", "J", delete(LAST_RELEASE), DEADLOCK, EMPTY, FULL)
+_("the slot of this step is released, not of the last", "E4", slot("barrier_arrive empty#0", "empty"), (*OVERRUN,
+  *DEADLOCK), A, B, "wgmma", EMPTY, FULL, "barrier_arrive empty#0")
+_("a slot is released that was not read", "E4", unguard("when(barrier_arrive empty#0)"), (*OVERRUN, *DEADLOCK), A, B,
+  "wgmma", EMPTY, "barrier_arrive empty#0")
+_("the first release is missing", "J", guard("when(barrier_arrive empty#0)", 1), DEADLOCK, EMPTY, FULL)
+_("the slot is not waited for", "C15", delete(FULL), UNREAD, "wgmma")
+_("the wait comes after the product", "C15", move(FULL, after="wgmma"), UNREAD, "wgmma")
+_("the wait is done twice", "C7", double(FULL), DEADLOCK, FULL, EMPTY)
+_("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
+_("the producer waits for the first lap, too", "C4", unguard(f"when({EMPTY})"), DEADLOCK, EMPTY, FULL)
+_("B signals the wrong barrier", "C15", retarget(B, "full", "empty"), (*OVERRUN, *DEADLOCK), A, B, FULL, EMPTY, "wgmma",
+  "barrier_arrive empty#0", LAST_RELEASE)
+_("B is always filled into the first slot", "C15", first_slot([B], "b_tile"), UNREAD, B, "wgmma")
+_("B has one slot for both", "D7", first_slot([B, "wgmma"], "b_tile"), RACE, B, "wgmma")
+_("A is read from the other slot", "C15", slot("wgmma", "a_tile"), UNREAD, A, "wgmma")
+_("two copies, one arrival", "C11", barrier("full", num_arrivals=1), MISUSE, A, B)
+_("a release counts half", "C8", barrier("empty", num_arrivals=2), DEADLOCK, EMPTY, FULL)
+_("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem#0"), RACE, SWAP, STORE)
+_("the wait leaves the store in flight", "D1", param("wait_smem_to_gmem#0", n=1), RACE, SWAP, STORE)
+_("the wait comes after the reuse", "D7", move("wait_smem_to_gmem#0", after=SWAP), RACE, SWAP, STORE)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
+_("commit_smem before the writes", "B4", move("commit_smem", before=SWAP), RACE, STORE, SWAP)
+_("no wait for the last store", "D8", delete("wait_smem_to_gmem#1"), LEAK, STORE)
+_("stores without a group", "D6", param(STORE, commit_group=False), (*RACE, *LEAK), STORE, SWAP)
+_("the consumer takes a tile too many", "J", loop(f"for(for({FULL}))", upper=1), DEADLOCK, FULL)
+_("the consumer leaves out a tile", "D8", loop(f"for(for({FULL}))", upper=-1), (*LEAK, *DEADLOCK), A, B, EMPTY)
+_fine("persistent", "no product in flight", "E4: stricter", param("wgmma_wait#0", n=0))
+_fine("persistent", "a wait more before the release", "E4: stricter", copy("wgmma_wait#1", before=LAST_RELEASE))
+_fine("persistent", "stores fully waited for", "D4: more than reading", param("wait_smem_to_gmem#0", wait_read_only=False))
+_fine("persistent", "the wait before the tile is computed", "D7: earlier", move("wait_smem_to_gmem#0", before="run_scoped"))
+
+# ---- handoff: named barriers ----------------------------------------------------------------------------------------
+_ = _of("handoff")
+READY, FREE = "named_barrier_sync ready", "named_barrier_sync free"
+TELL_READY, TELL_FREE, READ, TILE = "named_barrier_arrive ready", "named_barrier_arrive free", "load#1", "swap tile"
+_("the reader does not wait", "G1", delete(READY), (*UNREAD, *MISUSE), READ, TILE, TELL_READY, TELL_FREE)
+_("the writer does not wait", "G1", delete(f"when({FREE})"), OVERRUN, TILE, READ, TELL_READY, TELL_FREE)
+_("the writer does not tell", "J", delete(TELL_READY), DEADLOCK, READY, FREE)
+_("the reader does not tell", "J", delete(f"when({TELL_FREE})"), DEADLOCK, READY, FREE)
+_("told before the write", "G1", move(TELL_READY, before=TILE), UNREAD, TILE, READ)
+_("told before the read", "G1", move(f"when({TELL_FREE})", before=READ), RACE, TILE, READ)
+_("read before the wait", "G1", move(READ, before=READY), UNREAD, TILE, READ)
+_("written before the wait", "G1", move(TILE, before=f"when({FREE})"), RACE, TILE, READ)
+_("one barrier both ways", "G1", all_of(retarget(FREE, "free", "ready"), retarget(TELL_FREE, "free", "ready")), (*OVERRUN,
+  *DEADLOCK, *UNREAD), TILE, READ, TELL_READY, TELL_FREE, READY, FREE)
+_("told twice", "G2", double(TELL_READY), MISUSE, TELL_READY)
+_("a barrier for three in a block of two", "G1", barrier("ready", num_arrivals=3), ("IllegalInstruction", "Deadlock"),
+  READY, TELL_READY)
+_("a barrier for one", "G1", barrier("ready", num_arrivals=1), (*UNREAD, *MISUSE), TILE, READ, READY, TELL_READY, TELL_FREE)
+_("the other barrier for one", "G1", barrier("free", num_arrivals=1), OVERRUN, TILE, READ, FREE, TELL_FREE, TELL_READY)
+_("the writer waits at the first step, too", "J", unguard(f"when({FREE})"), DEADLOCK, READY, FREE)
+_("the writer does not wait at the second step", "G1", guard(f"when({FREE})", 1), OVERRUN, TILE, READ, TELL_READY, TELL_FREE)
+_("a step more is read than written", "J", loop(f"for({READY})", upper=1), (*DEADLOCK, "OutOfBounds"), READY)
+_fine("handoff", "the last tile is handed back", "G2: an arrival that nobody waits for", unguard(f"when({TELL_FREE})"))
+_fine("handoff", "the writer commits", "B3: a fence more", _commit_after_write)
+
+# ---- staged: operands written by ordinary stores --------------------------------------------------------------------
+_ = _of("staged")
+B_WRITE, TOLD = "swap b_tile", "barrier_arrive full"
+_("no commit_smem", "E5", delete("commit_smem"), RACE, "wgmma", B_WRITE)
+_("commit_smem before the writes", "B4", move("commit_smem", before=B_WRITE), RACE, "wgmma", B_WRITE)
+_("commit_smem after the arrival", "B4", move("commit_smem", after=TOLD), RACE, "wgmma", B_WRITE)
+_("commit_smem by the reader", "B4", move("commit_smem", before="wgmma"), RACE, "wgmma", B_WRITE)
+_("told before the write", "C15", move(TOLD, before=B_WRITE), UNREAD, "wgmma", B_WRITE)
+_("the writer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, "wgmma", B_WRITE, TOLD, FULL)
+_("written before the wait", "E4", move(B_WRITE, before=f"when({EMPTY})"), RACE, "wgmma", B_WRITE)
+_("the reader does not wait", "C15", delete(FULL), UNREAD, "wgmma", B_WRITE)
+_("the wait comes after the product", "C15", move(FULL, after="wgmma"), UNREAD, "wgmma", B_WRITE)
+_("the wait leaves the product in flight", "E4", param("wgmma_wait", n=1), RACE, "wgmma", B_WRITE)
+_("released right after the product's issue", "C18", move(RELEASE, before="wgmma_wait"), RACE, "wgmma", B_WRITE)
+_("a signal counts half", "C8", barrier("full", num_arrivals=2), DEADLOCK, FULL, EMPTY)
+_("told twice", "C8", double(TOLD), (*OVERRUN, *DEADLOCK), TOLD, FULL, EMPTY, "wgmma")
+_("released twice", "C8", double(RELEASE), (*OVERRUN, *DEADLOCK), RELEASE, FULL, EMPTY, "wgmma", B_WRITE)
+_("the writer writes the other slot", "C15", slot(B_WRITE, "b_tile"), UNREAD, "wgmma", B_WRITE)
+_("the reader reads the other slot", "C15", slot("wgmma", "b_tile"), UNREAD, "wgmma", B_WRITE)
+_("the writer tells of the other slot", "C15", slot(TOLD, "full"), (*MISUSE, *DEADLOCK), FULL, EMPTY, TOLD)
+_("the writer waits for the other slot", "C6", slot(EMPTY, "empty"), MISUSE, EMPTY, RELEASE)
+_("the guard leaves out a wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, "wgmma", B_WRITE, EMPTY, FULL, TOLD)
+_fine("staged", "a commit more in the reader", "B3: a fence more", copy("commit_smem", before="wgmma"))
+_fine("staged", "an operand more is written", "nobody reads it", loop(f"for({EMPTY})", upper=1))
+
+# ---- sm100_tiles: tensor memory serves one tile after the other -----------------------------------------------------
+_ = _of("sm100_tiles")
+MMA, LOAD, DONE, DRAINED = "tcgen05_mma", "async_load_tmem", "barrier_wait done", "barrier_wait drained"
+COMMIT, HANDED = "tcgen05_commit_arrive done", "barrier_arrive drained"
+_("the slot is released by an arrival, not a commit", "F11", arrive_instead_of_commit, RACE, MMA, A, B)
+_("the commit comes before the products", "F12", move(COMMIT, before=f"for({MMA})"), UNREAD, LOAD, MMA, DONE)
+_("no commit", "J", delete(COMMIT), DEADLOCK, DONE, DRAINED, EMPTY)
+_("the result is not waited for", "F4", delete(DONE), UNREAD, LOAD, MMA)
+_("the wait comes after the load", "F4", move(DONE, after=LOAD), UNREAD, LOAD, MMA)
+_("no fence after the wait for the result", "F4", barrier("done", orders_tensor_core=False), RACE, LOAD, MMA, DONE)
+_("no fence around the hand-back", "F6", barrier("drained", orders_tensor_core=False), RACE, LOAD, MMA, DRAINED, HANDED)
+_("no wait for the load", "F5", delete("wait_load_tmem"), RACE, LOAD, MMA, HANDED)
+_("handed back before the load's wait", "F6", move("wait_load_tmem", after=HANDED), RACE, LOAD, MMA, HANDED)
+_("handed back before the load", "F6", move(HANDED, before=LOAD), RACE, LOAD, MMA)
+_("the accumulator is not waited for", "F6", delete(f"when({DRAINED})"), RACE, LOAD, MMA)
+_("the second tile does not wait", "F6", guard(f"when({DRAINED})", 1), (*RACE, *MISUSE, *DEADLOCK), LOAD, MMA, DRAINED)
+_("the first tile waits, too", "C4", unguard(f"when({DRAINED})"), DEADLOCK, DRAINED, DONE, EMPTY)
+_("never handed back", "J", delete(HANDED), DEADLOCK, DRAINED, DONE, EMPTY)
+_("the first step accumulates", "F15", always_accumulate, ("UninitializedRead",), MMA)
+_("only the first tile starts from zero", "F15", accumulate_by_count, ("wrong",))
+_("the operands are not waited for", "C15", delete(FULL), UNREAD, MMA)
+_("the wait comes after the product", "C15", move(FULL, after=MMA), UNREAD, MMA)
+_("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, MMA)
+_("the first refill does not wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, A, B, MMA, EMPTY)
+_("the producer waits for the other slot", "C6", slot(EMPTY, "empty"), MISUSE, EMPTY, MMA)
+_("the product releases the other slot", "C6", slot(MMA, "empty"), MISUSE, EMPTY, MMA)
+_("the product reads the other slot", "C15", slot(MMA, "a_tile"), UNREAD, A, MMA)
+_("the commit counts half", "F13", barrier("done", num_arrivals=2), DEADLOCK, DONE, DRAINED, EMPTY)
+_("two copies, one arrival", "C11", barrier("full", num_arrivals=1), MISUSE, A, B)
+_("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem#0"), RACE, SWAP, STORE)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
+_("no wait for the last store", "D8", delete("wait_smem_to_gmem#1"), LEAK, STORE)
+_fine("sm100_tiles", "handed back after the store", "F6: later", move(HANDED, after=STORE))
+
+# ---- the project's kernels ------------------------------------------------------------------------------------------
+_ = _of("sm90_matmul")
+_("the slot is not waited for", "C15", delete(FULL), UNREAD, "wgmma")
+_("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
+_("the first refill does not wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, A, B, "wgmma", EMPTY)
+_("the producer waits for the first lap, too", "C4", guard(f"when({EMPTY})", -1), DEADLOCK, EMPTY, FULL)
+_("one product too many in flight", "E4", param("wgmma_wait", n=2), RACE, A, B, "wgmma")
+_("no wait for the product", "E4", delete("wgmma_wait"), GROWS, f"for({FULL})")
+_("the slot of this step is released", "E4", all_of(unguard(f"when({RELEASE})"), slot(RELEASE, "empty")), RACE, A, B, "wgmma")
+_("a slot is released that was not read", "E4", unguard(f"when({RELEASE})"), (*OVERRUN, *DEADLOCK), A, B, "wgmma", EMPTY, RELEASE)
+_("released before the wait", "E4", move(f"when({RELEASE})", before="wgmma_wait"), RACE, A, B, "wgmma")
+_("never released", "J", delete(f"when({RELEASE})"), DEADLOCK, EMPTY, FULL)
+_("one consumer's release is enough", "C8", barrier("empty", num_arrivals=1), OVERRUN, A, B, "wgmma", RELEASE, EMPTY)
+_("three consumers expected", "C8", barrier("empty", num_arrivals=3), DEADLOCK, EMPTY, FULL)
+_("two copies, one arrival", "C11", barrier("full", num_arrivals=1), MISUSE, A, B)
+_("the product reads the next slot", "C15", slot("wgmma", "b_tile"), UNREAD, B, "wgmma")
+_("the other rows are written", "D7", lambda x: x.shift_start(SWAP, "o_tile", 0, 64), ("OutOfBounds",), SWAP)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
+_("no wait for the store", "D8", delete("wait_smem_to_gmem"), LEAK, STORE)
+_("the budgets exceed the pool", "G8", param("set_max_registers#1", registers=240), ("RegisterBudgetError",),
+  "set_max_registers#1")
+_("the producer makes a step less", "J", loop(f"for({EMPTY})", upper=-1), DEADLOCK, FULL)
+_("the consumers make a step less", "D8", loop(f"for({FULL})", upper=-1), LEAK, A, B)
+_fine("sm90_matmul", "no product in flight", "E4: stricter", param("wgmma_wait", n=0))
+
+_ = _of("sm100_matmul")
+_("the result is not waited for", "F4", delete(DONE), UNREAD, LOAD, MMA)
+_("no fence after the wait for the result", "F4", barrier("done", orders_tensor_core=False), RACE, LOAD, MMA, DONE)
+_("no commit", "J", delete(COMMIT), DEADLOCK, DONE)
+_("the commit comes before the products", "F12", move(COMMIT, before=f"for({MMA})"), UNREAD, LOAD, MMA, DONE)
+_("the first step accumulates", "F15", guard(MMA, -1), ("UninitializedRead",), MMA)
+_("the slot is released by an arrival, not a commit", "F11", arrive_instead_of_commit, RACE, MMA, A, B)
+_("the operands are not waited for", "C15", delete(FULL), UNREAD, MMA)
+_("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, MMA)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
+_("no wait for the store", "D8", delete("wait_smem_to_gmem"), LEAK, STORE)
+
+for _kernel in ("attention", "attention_causal"):
+    _ = _of(_kernel)
+    _last = 1 if _kernel == "attention" else 2  # of the loop that masks and the one that does not, the latter
+    _o = "q_tile" if _kernel == "attention" else "o_tile"
+    Q, K, V = "copy_gmem_to_smem q_tile#0", "copy_gmem_to_smem k_tile", "copy_gmem_to_smem v_tile"
+    QK = tuple(f"wgmma q_tile#{i}" for i in range(_last + 1))
+    PV = tuple(f"wgmma v_tile#{i}" for i in range(_last + 1))
+    KWAIT, VWAIT = f"barrier_wait k_full#{_last}", f"barrier_wait v_full#{_last}"
+    STUCK = (
+        *("barrier_wait q_full", "barrier_wait q_empty", "barrier_wait k_empty", "barrier_wait v_empty"),
+        *(f"barrier_wait {n}_full#{i}" for n in "kv" for i in range(_last + 1)),
+        *(f"named_barrier_sync turns#{i}" for i in range(_last + 1)),
+    )
+    OWRITE, OSTORE = f"swap {_o}", f"copy_smem_to_gmem {_o}"
+    _("Q is not waited for", "C15", delete("barrier_wait q_full"), UNREAD, *QK, Q)
+    _("K is not waited for", "C15", delete(KWAIT), (*UNREAD, *MISUSE), *QK, K, *STUCK)
+    _("the last V is not waited for", "C15", delete(VWAIT), (*UNREAD, *MISUSE, *DEADLOCK), *PV, V, *STUCK)
+    _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, *QK, K)
+    _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, *PV, V)
+    _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, *QK, Q, OWRITE, OSTORE)
+    _("Q is refilled while its buffer's store is in flight" if _o == "q_tile" else "the output tile is reused in flight",
+      "D7", delete("wait_smem_to_gmem#0"), RACE, Q, OSTORE, OWRITE)
+    _("K is released before the scores are there", "E4", move(f"barrier_arrive k_empty#{_last}",
+      before=f"wgmma_wait#{2 * _last - 1}"), RACE, K, *QK)
+    _("the wait for the scores leaves both in flight", "E4", param(f"wgmma_wait#{2 * _last - 1}", n=2), RACE, K, *QK)
+    _("V is released before its product has ended", "E4", move(f"barrier_arrive v_empty#{_last - 1}",
+      before=f"wgmma_wait#{2 * _last}"), RACE, V, *PV)
+    _("the first K is released in flight", "E4", delete("wgmma_wait#0"), RACE, K, *QK)
+    _("the last V is released in flight", "E4", move(f"barrier_arrive v_empty#{_last}",
+      before=f"wgmma_wait#{2 * _last + 1}"), RACE, V, *PV)
+    _("K is never released", "J", delete(f"barrier_arrive k_empty#{_last}"), DEADLOCK, *STUCK)
+    _("V is never released", "J", delete(f"barrier_arrive v_empty#{_last - 1}"), DEADLOCK, *STUCK)
+    _("Q is never released", "J", delete("barrier_arrive q_empty"), DEADLOCK, *STUCK)
+    _("one warpgroup's release of K is enough", "C8", barrier("k_empty", num_arrivals=1), OVERRUN, K, *QK,
+      "barrier_wait k_empty", *(f"barrier_arrive k_empty#{i}" for i in range(_last + 1)))
+    _("K signals V's barrier", "C15", retarget(K, "k_full", "v_full"), (*OVERRUN, *DEADLOCK), K, V, *QK, *STUCK)
+    _("the products read K before it is there", "C15", slot(QK[_last], "k_tile"), UNREAD, K, *QK)
+    _("the turn is not passed on", "J", delete(f"named_barrier_arrive turns#{_last + 1}"), DEADLOCK, *STUCK)
+    _("the turn is passed on twice", "G2", double(f"named_barrier_arrive turns#{_last + 1}"), (*MISUSE, *DEADLOCK), *STUCK,
+      f"named_barrier_arrive turns#{_last + 1}")
+    _("nobody starts", "J", delete("when(named_barrier_arrive turns)"), DEADLOCK, *STUCK)
+    _("no commit_smem", "B4", delete("commit_smem"), RACE, OSTORE, OWRITE)
+    _("the output goes to the other warpgroup's tile", "B2", slot(OWRITE, _o), UNREAD, OWRITE, OSTORE, *QK)
+    _("the store takes the other warpgroup's tile", "B2", slot(OSTORE, _o), UNREAD, OWRITE, OSTORE)
+    _fine(_kernel, "the turns order nothing that data need", "G1: they share the tensor cores out", barrier("turns",
+      num_arrivals=1))
+    _fine(_kernel, "one product in flight at a time", "E4: stricter", param(f"wgmma_wait#{2 * _last - 1}", n=0))
+
+# fmt: on
