@@ -11,6 +11,7 @@ The names, by topic (each is documented where it is defined):
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive, async_load_tmem, wait_load_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
+- simulator: SimulatorParams, simulator_params
 - errors: mosaic_gpu.errors; last_report
 
 Importing this imports JAX only when one of the names that need it is used, so that compilation and simulation of a traced
@@ -42,6 +43,7 @@ _WHERE = {
     "ops.wgmma": ("wgmma", "wgmma_wait"),
     "program": ("CompilerParams",),
     "runtime.execute": ("last_report",),
+    "simulator.params": ("SimulatorParams", "simulator_params"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "pl", "plgpu"])
@@ -105,3 +107,5 @@ if TYPE_CHECKING:
     from .ops.wgmma import wgmma_wait as wgmma_wait
     from .program import CompilerParams as CompilerParams
     from .runtime.execute import last_report as last_report
+    from .simulator.params import SimulatorParams as SimulatorParams
+    from .simulator.params import simulator_params as simulator_params

@@ -17,6 +17,7 @@ from jax.ref import AbstractRef
 from ..errors import OutOfBounds, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value
+from ..simulator.params import SimulatorParams
 from .memory import RefType
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
@@ -27,10 +28,13 @@ UNSET: Any = object()
 class Traced:
     """A traced call: its program and what its outputs are.  Compared by identity, so JAX's caches key on it cheaply."""
 
-    def __init__(self, program: Program, out_avals: tuple[jax.core.ShapedArray, ...], simulate: bool) -> None:
+    def __init__(
+        self, program: Program, out_avals: tuple[jax.core.ShapedArray, ...], interpret: bool | SimulatorParams | None
+    ) -> None:
         self.program = program
         self.out_avals = out_avals
-        self.simulate = simulate
+        self.simulate = interpret is not None and interpret is not False
+        self.simulator_params = interpret if isinstance(interpret, SimulatorParams) else None
 
     def __repr__(self) -> str:
         return self.program.name
@@ -48,7 +52,7 @@ def kernel(
     cluster_names: Sequence[str] = (),
     num_threads: int | None = None,
     thread_name: str | None = None,
-    interpret: bool | None = None,
+    interpret: bool | SimulatorParams | None = None,
     name: str | None = None,
     out_shape: Any = UNSET,
     scratch_shapes: Any = UNSET,
@@ -63,7 +67,8 @@ def kernel(
     grid, grid_names: blocks (clusters, if there are any) along each axis; `jax.lax.axis_index(name)` or `program_id(i)`.
     cluster, cluster_names: blocks of a cluster along each axis.
     num_threads, thread_name: warpgroups of 128 threads in a block, and the axis that tells them apart.
-    interpret: True runs the simulator whatever the device; None: only where there is no GPU.
+    interpret: True runs the simulator whatever the device, `SimulatorParams(...)` too, and says how; None: only where there
+    is no GPU.
     out_shape, scratch_shapes, kernel_name: older spellings of out_type, scratch_types and name.
 
     The body must return None, may capture Python and NumPy scalars but no arrays.  The result is a function on arrays that
@@ -206,7 +211,7 @@ class _Kernel:
             params=o["compiler_params"],
             line=line,
         )
-        return Traced(program, outs, bool(o["interpret"]))
+        return Traced(program, outs, o["interpret"])
 
     def _names(self, tree: Any, scratch_tree: Any, outputs: int) -> list[str]:
         """What the body calls its Refs."""

@@ -89,7 +89,7 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
 
     try:
         plan = plan_of(traced.program, target_arch(traced.program, None))
-        return run_simulator(plan, [np.asarray(a) for a in arrays])
+        return run_simulator(plan, [np.asarray(a) for a in arrays], traced.simulator_params)
     except MosaicGpuError as error:
         _last[:] = [error]
         raise

@@ -20,9 +20,11 @@ from .memory import Array
 from .scheduler import Steps, Task
 
 if TYPE_CHECKING:
+    from .hazards import Hazards
     from .machine import BlockState
 
 TURN_EVERY = 512  # steps after which a thread lets the others go on, so that polling cannot lock them out
+TURN_CHANCE = 0.2  # how likely it does so after each step, where the order of threads is random
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,6 +43,7 @@ class Core:
         self.block, self.role, self.warpgroup, self.warp = block, role, warpgroup, warp
         self.plan, self.program = block.plan, block.plan.program
         self.env: dict[int, Array] = dict(parent.env) if parent else {}
+        self.hazards: Hazards | None = None
         self.step: Step | None = None
         self.children: list[Task] = []
         self.steps_run = 0
@@ -56,7 +59,8 @@ class Core:
         for step in steps:
             self.step = step
             self.steps_run += 1
-            if self.steps_run % TURN_EVERY == 0:
+            chance = self.block.chance
+            if self.steps_run % TURN_EVERY == 0 or (chance is not None and chance.random() < TURN_CHANCE):
                 yield None
             equation = step.equation
             try:

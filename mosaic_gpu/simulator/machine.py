@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from .. import ops  # noqa: F401  (fills the tables of rules)
 from ..errors import BarrierMisuse, Leak, OutOfBounds
 from ..ops.elementwise import numpy_dtype
-from ..plan.model import Plan
+from ..plan.model import Plan, SharedBuffer
 from ..program import Shape, View
 from .barriers import MBarrier, NamedBarrier
-from .memory import Array, GlobalArray, SharedMemory
+from .global_shadow import GlobalShadow
+from .hazards import BlockHazards, Tables
+from .memory import Array, GlobalArray, SharedMemory, shared_index_at
+from .params import SimulatorParams, current
 from .report import deadlock
 from .scheduler import Scheduler
 from .tensor_core import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
 
-Uninitialized = Literal["nan", "zero"]
-Timing = Literal["late", "early"]
 
-
-def simulate(
-    plan: Plan, arrays: Sequence[Array], *, uninitialized: Uninitialized = "nan", timing: Timing = "late"
-) -> list[Array]:
+def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None = None, **changes: Any) -> list[Array]:
     """Run a planned kernel and return its outputs.
 
-    arrays: the kernel's inputs, in order; they are not changed.
-    uninitialized: what memory that nobody has written holds.  'nan': NaNs (integers: bytes 0xAB), and reading it raises
-    `UninitializedRead`; 'zero': zeros, read without complaint.
-
-    timing: when asynchronous work is done.  'late': copies and tcgen05 only when no thread can go on without them, a
-    wgmma when it is waited for; 'early': all at once.  A kernel that synchronises as it must gives the same bits both
-    ways.
+    arrays: the kernel's inputs, in order; they are not changed.  params: how (None: `current()`); changes: fields of it to
+    replace, such as timing="early".
 
     `grid` counts clusters (axes of `cluster` index the blocks inside one); they run one after the other in row-major
-    order, the blocks of one cluster side by side.
+    order, the blocks of one cluster side by side.  Raises the errors of `mosaic_gpu.errors` for what it finds: Race,
+    Deadlock, BarrierMisuse, UninitializedRead, OutOfBounds, Leak.
     """
+    params = dataclasses.replace(params or current(), **changes)
     program = plan.program
     count = len(program.inputs) - program.num_outputs
     if len(arrays) != count:
         raise ValueError(f"{program.name} takes {count} arrays, not {len(arrays)}")
-    poison = uninitialized == "nan"
+    poison = params.uninitialized == "nan"
     memory: list[GlobalArray] = []
     for i, value in enumerate(program.inputs):
         if i >= count:
@@ -58,27 +55,61 @@ def simulate(
                 f"the kernel was traced for {value.dtype}{list(value.shape)}"
             )
         memory.append(GlobalArray.of_input(f"input {i}", array))
-    for index in itertools.product(*map(range, program.grid)):
-        Cluster(plan, memory, index, poison, timing == "early").run()
+    machine = Machine(plan, memory, params)
+    for number, index in enumerate(itertools.product(*map(range, program.grid))):
+        Cluster(machine, index, number).run()
     return [a.data for a in memory[count:]]
+
+
+class Machine:
+    """What all clusters of a launch share.  chance: decides where several orders are legal; None: a fixed order."""
+
+    def __init__(self, plan: Plan, arrays: list[GlobalArray], params: SimulatorParams) -> None:
+        self.plan, self.arrays, self.params = plan, arrays, params
+        self.chance = random.Random(params.seed) if params.seed else None
+        self.inputs = {v.id: i for i, v in enumerate(plan.program.inputs)}
+        self.tables: Tables | None = None
+        self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
+        if params.checks:
+            size = SharedMemory.size_of(plan.shared_bytes)
+            self.tables = Tables(plan, size, params.shadow == "bytes")
+            written, read = self.tables.written_and_read()
+            for i in written:
+                arrays[i].shadow = GlobalShadow(arrays[i].data.shape, i in read)
+
+    def index_of(self, view: View, buffer: SharedBuffer, starts: tuple[int, ...]) -> Array:
+        """Element index of each element of a view of shared memory that starts there."""
+        key = (id(view), starts)
+        found = self._indices.get(key)
+        if found is None:
+            found = self._indices[key] = shared_index_at(view, buffer.layout, buffer.offset, starts)
+        return found
 
 
 class BlockState:
     """One block: its place, its memory, its barriers and its engines."""
 
-    def __init__(self, cluster: Cluster, position: Shape) -> None:
-        plan = cluster.plan
-        self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, cluster.arrays, cluster.scheduler
-        self.grid, self.position = cluster.grid, position
-        self.poison, self.early = cluster.poison, cluster.early
+    def __init__(self, cluster: Cluster, position: Shape, index: int) -> None:
+        machine = cluster.machine
+        plan = machine.plan
+        self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, machine.arrays, cluster.scheduler
+        self.grid, self.position, self.chance = cluster.grid, position, machine.chance
+        self.poison = machine.params.uninitialized == "nan"
+        self.early = machine.params.timing == "early"
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
-        self.tma = TmaEngine(cluster.arrays, self.shared, self.early)
-        self.tensor_core = TensorCore(self.shared, self.poison, self.early)
+        self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
+        self.tensor_core = TensorCore(self.shared, self.poison, self.early, self.chance)
+        self.hazards: BlockHazards | None = None
         self.barriers = {
             id: [MBarrier(self._name(id, slot), a.expected, a.unit) for slot in range(a.count)]
             for id, a in plan.barriers.items()
         }
+        if machine.tables is not None:
+            self.hazards = BlockHazards(machine.tables, cluster.number, index)
+            for id, slots in self.barriers.items():
+                for slot, barrier in enumerate(slots):
+                    barrier.agent = machine.tables.agents.barrier(index, id, slot)
         self.named = {
             a.id + slot: NamedBarrier(self._name(id, slot), a.threads)
             for id, a in plan.named_barriers.items()
@@ -95,7 +126,7 @@ class BlockState:
         return slots[slot]
 
     def array_of(self, view: View) -> GlobalArray:
-        return self.arrays[self.cluster.inputs[view.ref.id]]
+        return self.arrays[self.cluster.machine.inputs[view.ref.id]]
 
     def along(self, axes: Sequence[str]) -> list[BlockState]:
         """The blocks of the cluster that differ from this one along `axes` only, itself included, in a common order."""
@@ -125,15 +156,15 @@ class BlockState:
 class Cluster:
     """The blocks of one cluster, which run side by side.  names: how reports call buffers, by value id."""
 
-    def __init__(self, plan: Plan, arrays: list[GlobalArray], grid: Shape, poison: bool, early: bool) -> None:
-        self.plan, self.arrays, self.grid = plan, arrays, grid
-        self.poison, self.early = poison, early
-        program = plan.program
-        self.inputs = {v.id: i for i, v in enumerate(program.inputs)}
+    def __init__(self, machine: Machine, grid: Shape, number: int) -> None:
+        self.machine, self.grid, self.number = machine, grid, number
+        plan = self.plan = machine.plan
+        self.index_of = machine.index_of
         barriers = [a.value for a in plan.barriers.values()] + [a.value for a in plan.named_barriers.values()]
         self.names = {v.id: f"{v.space} {v.name or f'%{v.id}'}" for v in barriers}
-        self.scheduler = Scheduler(deadlock)
-        self.blocks = [BlockState(self, position) for position in itertools.product(*map(range, program.cluster))]
+        self.scheduler = Scheduler(deadlock, machine.chance)
+        positions = itertools.product(*map(range, plan.program.cluster))
+        self.blocks = [BlockState(self, position, i) for i, position in enumerate(positions)]
 
     def name_of(self, id: int) -> str:
         """How reports call a barrier array."""
@@ -150,3 +181,5 @@ class Cluster:
         self.scheduler.run()
         for block in self.blocks:
             block.check_end()
+            if block.hazards is not None:
+                block.hazards.close()

@@ -136,13 +136,18 @@ class SharedMemory:
     """
 
     def __init__(self, nbytes: int, poison: bool) -> None:
-        size = -(-max(nbytes, 1024) // 1024) * 1024
+        size = self.size_of(nbytes)
         self.nbytes = nbytes
         self.data = np.full(size, POISON_FLOAT if poison else 0, np.uint8)
         self.written = np.full(size, 0 if poison else 1, np.uint8)
         self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
         self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
         self.chunks, self.chunk_marks = self.data.reshape(-1, 16), self.written.reshape(-1, 16)
+
+    @staticmethod
+    def size_of(nbytes: int) -> int:
+        """Bytes that are there where a kernel has asked for so many."""
+        return -(-max(nbytes, 1024) // 1024) * 1024
 
     def read(self, index: Array, size: int, what: Callable[[], str]) -> Array:
         """Raw unsigned elements of `size` bytes at element indices (byte address / size)."""

@@ -7,6 +7,7 @@ a turn.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,16 +39,20 @@ class Task:
     finished: bool = False
 
 
+ENGINE_CHANCE = 0.25  # how likely an engine's turn comes while threads could go on
+
+
 class Scheduler:
     """Round robin over the tasks of one cluster, in order of their creation; engines only when no thread can go on.
 
     So asynchronous work is done as late as it can be, and a thread that does not wait for it sees that it is not done.
+    chance: any task that can go on, instead.
     on_deadlock: called with the tasks that are stuck; returns the error to raise.
     """
 
-    def __init__(self, on_deadlock: Callable[[list[Task]], Exception]) -> None:
+    def __init__(self, on_deadlock: Callable[[list[Task]], Exception], chance: random.Random | None = None) -> None:
         self.tasks: list[Task] = []
-        self.on_deadlock = on_deadlock
+        self.on_deadlock, self.chance = on_deadlock, chance
 
     def add(self, steps: Steps, owner: Any = None, *, background: bool = False) -> Task:
         task = Task(steps, owner, background)
@@ -56,10 +61,11 @@ class Scheduler:
 
     def run(self) -> None:
         """Until every task that is not in the background has finished and every engine has run out of work."""
+        turns = self._turns if self.chance is None else self._random_turn
         while True:
-            while self._turns(background=False):
+            while turns(background=False):
                 pass
-            if not self._turns(background=True):
+            if not turns(background=True):
                 stuck = [t for t in self.tasks if not t.background]
                 if stuck:
                     raise self.on_deadlock(stuck)
@@ -72,9 +78,24 @@ class Scheduler:
             if task.background is not background or (task.waiting is not None and not task.waiting.ready()):
                 continue
             progress = True
-            try:
-                task.waiting = next(task.steps)
-            except StopIteration:
-                task.finished = True
-                self.tasks.remove(task)
+            self._turn(task)
         return progress
+
+    def _random_turn(self, background: bool) -> bool:
+        """A turn for some task that can go on; whether there was one."""
+        assert self.chance is not None
+        ready = [t for t in self.tasks if t.waiting is None or t.waiting.ready()]
+        threads = [t for t in ready if not t.background]
+        engines = [t for t in ready if t.background]
+        if not ready:
+            return False
+        late = threads and self.chance.random() >= ENGINE_CHANCE
+        self._turn(self.chance.choice(threads if late or not engines else engines))
+        return True
+
+    def _turn(self, task: Task) -> None:
+        try:
+            task.waiting = next(task.steps)
+        except StopIteration:
+            task.finished = True
+            self.tasks.remove(task)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..layouts.operands import Descriptor, SharedOperand, decode_descriptor, des
 from ..layouts.shared import itemsize, swizzled
 from ..ops.elementwise import numpy_dtype
 from .barriers import Arrival, MBarrier
+from .clocks import Rows
 from .memory import UNSIGNED, Array, SharedMemory
 from .scheduler import Blocked, Steps
 
@@ -78,9 +80,7 @@ def gather(
         end = (int(index.max()) + 1) * operand.itemsize
         raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
     what = "tcgen05_mma" if tcgen05 else "wgmma"
-    raw = shared.read(index, operand.itemsize, lambda: what)
-    shared.check_fenced(index * operand.itemsize // 16, what)
-    return exact(raw, dtype)
+    return exact(shared.read(index, operand.itemsize, lambda: what), dtype)
 
 
 def exact(raw: Array, dtype: str) -> Array:
@@ -163,9 +163,10 @@ class TensorMemory:
         self.written[part] = True
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Mma:
-    """An issued tcgen05.mma; addresses are bytes in shared memory, column is the first in tensor memory."""
+    """An issued tcgen05.mma; addresses are bytes in shared memory, column is the first in tensor memory; issuer: the warp
+    (of the block) whose elected lane issues it."""
 
     plan: Tcgen05Plan
     a: int
@@ -173,24 +174,29 @@ class Mma:
     column: int
     accumulate: bool
     line: Line | None
+    issuer: int = 0
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Commit:
-    """Arrives once all before it is done."""
+    """Arrives once all that its issuer has issued before it is done; released: what that hands on."""
 
     barrier: MBarrier
     arrival: Arrival
+    released: Rows | None = None
+    issuer: int = 0
 
 
 class TensorCore:
     """The fifth-generation tensor core of a block: one MMA or commit at each of its turns, in order of issue.
 
-    early: at once.
+    early: at once.  chance: whose turn it is, where several warps have issued work.
     """
 
-    def __init__(self, shared: SharedMemory, poison: bool, early: bool = False) -> None:
-        self.shared, self.early = shared, early
+    def __init__(
+        self, shared: SharedMemory, poison: bool, early: bool = False, chance: random.Random | None = None
+    ) -> None:
+        self.shared, self.early, self.chance = shared, early, chance
         self.memory = TensorMemory(poison)
         self.queue: collections.deque[Mma | Commit] = collections.deque()
 
@@ -204,11 +210,19 @@ class TensorCore:
     def run(self) -> Steps:
         while True:
             yield Blocked(lambda: bool(self.queue), lambda: "no MMA is queued")
-            self._execute(self.queue.popleft())
+            self._execute(self._next())
+
+    def _next(self) -> Mma | Commit:
+        if self.chance is None:
+            return self.queue.popleft()
+        issuer = self.chance.choice(sorted({x.issuer for x in self.queue}))
+        item = next(x for x in self.queue if x.issuer == issuer)
+        self.queue.remove(item)
+        return item
 
     def _execute(self, item: Mma | Commit) -> None:
         if isinstance(item, Commit):
-            item.barrier.arrive(item.arrival)
+            item.barrier.arrive(item.arrival, item.released)
             return
         try:
             self.multiply(item)

@@ -2,76 +2,41 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import (
-    BarrierMisuse,
-    Leak,
-    Line,
-    MosaicGpuError,
-    OutOfBounds,
-    Race,
-    UninitializedRead,
-)
-from ..layouts.operands import SharedOperand
+from ..errors import BarrierMisuse, Leak, OutOfBounds, UninitializedRead
 from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
 from ..ops.elementwise import numpy_dtype
 from ..ops.refs import Access
-from ..ops.wgmma import WgmmaPlan
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
-from ..program import Value, View
-from . import memory, tensor_core, tma
-from .barriers import Arrival, MBarrier, NamedBarrier
-from .core import Core
-from .memory import Array
+from ..program import Operand
+from . import memory, tma
+from .barriers import Arrival, MBarrier, NamedBarrier, Sight
+from .hazards import Hazards, view_bytes
+from .memory import Array, GlobalArray, Note
+from .products import ProductThread
 from .scheduler import Blocked, Steps
-from .tensor_core import Accumulator
 
 if TYPE_CHECKING:
-    from ..ops.tcgen05 import Tcgen05Plan
     from .machine import BlockState
 
-Key = tuple[int, int]
-TURN_EVERY = 512  # steps after which a thread lets the others go on, so that polling cannot lock them out
 
-
-@dataclasses.dataclass
-class WarpState:
-    """What a warp keeps and outlives a `warp_map`: phases waited for, bulk groups of its elected lane."""
-
-    phases: dict[Key, int] = dataclasses.field(default_factory=dict)
-    open: list[tma.Store] = dataclasses.field(default_factory=list)
-    groups: collections.deque[tma.Group] = dataclasses.field(default_factory=collections.deque)
-
-
-@dataclasses.dataclass
-class Wgmma:
-    """An issued group.  a: the register tile, or the address of the shared operand."""
-
-    plan: WgmmaPlan
-    a: Array | int
-    b: int
-    overwrite: bool
-    line: Line | None
-
-
-class Thread(Core):
+class Thread(ProductThread):
     """What the simulate rules call `sim`."""
 
     def __init__(
         self, block: BlockState, role: Role, warpgroup: int, warp: int | None = None, parent: Thread | None = None
     ) -> None:
         super().__init__(block, role, warpgroup, warp, parent)
-        self.accumulators: dict[int, Accumulator] = dict(parent.accumulators) if parent else {}
-        self.warps: list[WarpState] = [parent.warps[warp or 0]] if parent else [WarpState() for _ in range(4)]
-        self.in_flight: collections.deque[Wgmma] = collections.deque()
+        if block.hazards is not None:
+            self.hazards = Hazards(
+                block.hazards, role, self.who, warpgroup, warp, parent.hazards if parent is not None else None
+            )
 
     def main(self) -> Steps:
         """The whole role, then what must hold at its end."""
@@ -84,7 +49,7 @@ class Thread(Core):
                 self.in_flight[0].line,
             )
         for state in self.warps if self.warp is None else ():
-            left = [*(s for g in state.groups for s in g.stores), *state.open]
+            left = [*(s for g in state.groups if not g.released for s in g.stores), *state.open]
             if left:
                 raise Leak(
                     f"{self.who} ends without having waited for its copy_smem_to_gmem: call wait_smem_to_gmem(0)",
@@ -94,26 +59,17 @@ class Thread(Core):
     def run_warps(self, roles: Iterable[Role]) -> Steps:
         """Run the roles of a `warp_map` side by side; go on when all have ended."""
         self.children = []
+        threads: dict[int, Thread] = {}
         for role in roles:
             for warp in role.indices:
-                child = Thread(self.block, role, self.warpgroup, warp, self)
+                child = threads[warp] = Thread(self.block, role, self.warpgroup, warp, self)
                 self.children.append(self.block.scheduler.add(child.main(), child))
         yield Blocked(lambda: all(c.finished for c in self.children), lambda: "waits for its warps")
         self.children = []
+        if self.hazards is not None:
+            self.hazards.join_warps({w: t.hazards for w, t in threads.items() if t.hazards is not None})
 
-    # ---- accumulators -----------------------------------------------------------------------------------------------
-    def allocate(self, ref: Value) -> None:
-        """A buffer of `run_scoped`.  Memory of the block has its place in the plan; an accumulator starts anew."""
-        if ref.space is not None and ref.space.kind == "acc":
-            self.accumulators[ref.id] = tensor_core.accumulator(ref.shape, ref.dtype, self.block.poison)
-
-    def zero_accumulator(self, ref: Value, dynamic: bool) -> None:
-        """Zeros into an accumulator; dynamic: only if nothing has written it."""
-        acc = self._own_accumulator(ref.id, "written")
-        if acc.fresh or not dynamic:
-            acc.data, acc.fresh = np.zeros_like(acc.data), False
-
-    # ---- Refs -------------------------------------------------------------------------------------------------------
+    # ---- Refs ---------------------------------------------------------------------------------------------------------
     def load(self, access: Access) -> Array:
         view = access.view
         if access.kind == "acc":
@@ -122,8 +78,9 @@ class Thread(Core):
                 raise UninitializedRead(f"accumulator {view.ref} is read before anything has written it")
             return acc.data
         if access.kind == "gmem":
-            return self.block.array_of(view).load(view, self.evaluate)
-        layout, index = self._shared_index(view)
+            array = self.block.array_of(view)
+            return array.load(view, self.evaluate, self._global_note(array, access, write=False))
+        layout, index = self._shared_index(access, write=False)
         raw = self.block.shared.read(index, layout.itemsize, lambda: memory.describe(view))
         return memory.from_raw(raw, view.dtype)
 
@@ -134,26 +91,35 @@ class Thread(Core):
             acc.data = np.broadcast_to(x, view.shape).astype(numpy_dtype(view.dtype))
             acc.fresh = False
         elif access.kind == "gmem":
-            self.block.array_of(view).store(view, self.evaluate, x)
+            array = self.block.array_of(view)
+            array.store(view, self.evaluate, x, self._global_note(array, access, write=True))
         else:
-            layout, index = self._shared_index(view)
-            shared = self.block.shared
-            shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
-            shared.mark_unfenced(index * layout.itemsize // 16, self.warpgroup, memory.Writer(self.who, self.line))
+            layout, index = self._shared_index(access, write=True)
+            self.block.shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
 
-    def _shared_index(self, view: View) -> tuple[SharedLayout, Array]:
+    def _shared_index(self, access: Access, write: bool) -> tuple[SharedLayout, Array]:
+        view = access.view
         buffer = self.plan.buffers[view.ref.id]
-        return buffer.layout, memory.shared_index(view, buffer.layout, buffer.offset, self.evaluate)
+        starts = tuple([self.evaluate(d.start) for d in view.dims])
+        index = self.block.cluster.index_of(view, buffer, starts)
+        if self.hazards is not None:
+            assert self.step is not None
+            size = buffer.layout.itemsize
+            self.hazards.shared(self.step, access, self._value(write), starts, write, lambda: view_bytes(index, size))
+        return buffer.layout, index
 
-    def _own_accumulator(self, id: int, what: str) -> Accumulator:
-        acc = self.accumulators[id]
-        if acc.owners:
-            owner = next(g for g in self.in_flight if g.plan.acc == id)
-            raise Race(
-                f"accumulator %{id} is {what} while the wgmma at {owner.line} may still write it: wgmma_wait first",
-                kind="accumulator in flight",
-            )
-        return acc
+    def _global_note(self, array: GlobalArray, access: Access, write: bool) -> Note | None:
+        if self.hazards is None or array.shadow is None:
+            return None
+        assert self.step is not None
+        starts = tuple([self.evaluate(d.start) for d in access.view.dims])
+        return self.hazards.global_note(array, self.step, access, self._value(write), starts, write)
+
+    def _value(self, write: bool) -> Operand:
+        """What this step loads or stores."""
+        assert self.step is not None
+        e = self.step.equation
+        return e.operands[1] if write else e.results[0]
 
     # ---- barriers ---------------------------------------------------------------------------------------------------
     def _barrier(self, use: BarrierUse) -> tuple[MBarrier, int]:
@@ -163,8 +129,16 @@ class Thread(Core):
     def arrive(self, use: BarrierUse) -> None:
         array = self.plan.barriers[use.array]
         slot = self.evaluate(use.slot)
+        released = None
+        if self.hazards is not None:
+            clock = self.hazards.clock
+            if array.info.orders_tensor_core:
+                clock.fence_before()
+            if array.info.collective_axes or array.unit == 1:
+                self.hazards.meet()  # its elected thread arrives for all
+            released = clock.release()
         for block in self.block.along(array.info.collective_axes):
-            block.barrier(use.array, slot).arrive(Arrival(self.who, self.line, array.unit))
+            block.barrier(use.array, slot).arrive(Arrival(self.who, self.line, array.unit), released)
 
     def wait(self, use: BarrierUse) -> Steps:
         barrier, slot = self._barrier(use)
@@ -184,9 +158,17 @@ class Thread(Core):
                 f"it was lapped. A wait sees the parity of one phase only, so on the GPU this one would hang or pass "
                 f"at the wrong time; nobody may arrive for phase {mine + 1} before every waiter has seen phase {mine}"
             )
-        barrier.observed = max(barrier.observed, mine + 1)
         for w in self.warps:
             w.phases[key] = mine + 1
+        if self.hazards is None:
+            barrier.observed = max(barrier.observed, mine + 1)
+            return
+        clock = self.hazards.clock
+        barrier.see(Sight(clock.agent, clock.now, self.who, self.line, mine + 1))
+        if barrier.clock is not None:
+            clock.acquire(barrier.clock)
+        if self.plan.barriers[use.array].info.orders_tensor_core:
+            clock.fence_after()
 
     def _named(self, use: BarrierUse) -> NamedBarrier:
         array, slot = self.plan.named_barriers[use.array], self.evaluate(use.slot)
@@ -195,12 +177,22 @@ class Thread(Core):
         return self.block.named[array.id + slot]
 
     def named_arrive(self, use: BarrierUse) -> None:
-        self._named(use).arrive(self.who, self.line)
+        self._named_arrive(self._named(use))
+
+    def _named_arrive(self, barrier: NamedBarrier) -> int:
+        if self.hazards is None:
+            return barrier.arrive(self.who, self.line)
+        clock = self.hazards.clock
+        now = clock.now
+        return barrier.arrive(self.who, self.line, clock.release(), clock.agent, now)
 
     def named_sync(self, use: BarrierUse) -> Steps:
         barrier = self._named(use)
-        mine = barrier.arrive(self.who, self.line)
+        mine = self._named_arrive(barrier)
         yield from until(lambda: barrier.generation > mine, lambda: describe_named(barrier))
+        if self.hazards is not None:
+            self.hazards.clock.acquire(barrier.clocks[mine])
+            self.hazards.meet()
 
     # ---- copies -----------------------------------------------------------------------------------------------------
     def _issue(self, copy: TmaCopy, issue: TmaIssue) -> tuple[tuple[int, ...], int]:
@@ -220,95 +212,53 @@ class Thread(Core):
         share = len(copy.issues) // copy.parts
         rank = group.index(self.block)
         barrier = self.block.barrier(use.array, slot)
+        barriers = [b.barrier(use.array, slot) for b in group]
         barrier.expect_tx(copy.nbytes)
-        barrier.arrive(Arrival(f"{self.who} (copy of {copy.nbytes} bytes)", self.line, array.unit))
-        destinations = tuple((b.shared, b.barrier(use.array, slot)) for b in group)
-        for issue in copy.issues[rank * share : (rank + 1) * share]:
-            box, address = self._issue(copy, issue)
-            self.block.tma.submit(tma.Load(self.plan.maps[copy.map], box, address, destinations, self.line))
+        hazards, started = self.hazards, None
+        released = None if hazards is None else hazards.clock.release(every=False)
+        barrier.arrive(Arrival(f"{self.who} (copy of {copy.nbytes} bytes)", self.line, array.unit), released)
+        m = self.plan.maps[copy.map]
+        boxes = [tma.TmaBox(m, *self._issue(copy, i)) for i in copy.issues[rank * share : (rank + 1) * share]]
+        if hazards is not None:
+            started = hazards.clock.started()
+            targets = [
+                (b.hazards, x, x.phase + 1) for b, x in zip(group, barriers, strict=True) if b.hazards is not None
+            ]
+            targets.sort(key=lambda t: t[0] is not self.block.hazards)  # its own first
+            for box in boxes:
+                hazards.tma_load(box, self.block.arrays[m.input], targets, self.line)
+        destinations = tuple((b.shared, x) for b, x in zip(group, barriers, strict=True))
+        for box in boxes:
+            self.block.tma.submit(tma.Load(m, box.coordinates, box.address, destinations, self.line, started))
 
     def tma_store(self, copy: TmaCopy, commit_group: bool) -> None:
-        state = self.warps[0]
+        state, m = self.warps[0], self.plan.maps[copy.map]
         for issue in copy.issues:
-            coordinates, address = self._issue(copy, issue)
-            store = tma.Store(self.plan.maps[copy.map], coordinates, address, self.line)
+            box = tma.TmaBox(m, *self._issue(copy, issue))
+            if self.hazards is not None:
+                self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line)
+            store = tma.Store(m, box.coordinates, box.address, self.line)
             state.open.append(store)
             self.block.tma.submit(store)
         if commit_group:
             state.groups.append(tma.Group(state.open))
             state.open = []
+            state.committed += 1
 
     def tma_store_wait(self, n: int, read_only: bool) -> Steps:
-        groups = self.warps[0].groups
-        while len(groups) > n:
-            oldest = groups[0]
-            yield from until(lambda: oldest.finished(read_only), lambda: f"waits for {len(groups) - n} stores")  # noqa: B023
-            groups.popleft()
+        state = self.warps[0]
+        for group in list(state.groups)[: max(0, len(state.groups) - n)]:
+            yield from until(lambda: group.finished(read_only), lambda: f"waits until {n} stores are left")  # noqa: B023
+            group.released = True
+            if not read_only:
+                state.groups.popleft()
+        if self.hazards is not None:
+            self.hazards.waited_for_stores(max(0, state.committed - n), read_only)
 
     def commit_smem(self) -> None:
         """What this warpgroup has written is visible to TMA and the tensor core from now on."""
-        self.block.shared.fence(self.warpgroup)
-
-    # ---- wgmma ------------------------------------------------------------------------------------------------------
-    def _operand(self, operand: SharedOperand) -> int:
-        return self.plan.buffers[operand.buffer].offset + self.evaluate(operand.start)
-
-    def wgmma(self, plan: WgmmaPlan) -> None:
-        """Issue a group.  It computes at once or when it is waited for: the hardware might do either."""
-        a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a)
-        acc = self.accumulators[plan.acc]
-        overwrite = plan.init == "zero" or (plan.init == "dynamic" and acc.fresh)
-        acc.fresh = False
-        acc.owners += 1
-        group = Wgmma(plan, a, self._operand(plan.b), overwrite, self.line)
-        if self.block.early:
-            self._multiply(group)
-        self.in_flight.append(group)
-
-    def wgmma_wait(self, n: int) -> Steps:
-        while len(self.in_flight) > n:
-            group = self.in_flight.popleft()
-            self.accumulators[group.plan.acc].owners -= 1
-            if self.block.early:
-                continue
-            try:
-                self._multiply(group)
-            except MosaicGpuError as e:
-                e.line = e.line or group.line
-                raise
-        yield from ()
-
-    def _multiply(self, group: Wgmma) -> None:
-        plan, acc = group.plan, self.accumulators[group.plan.acc]
-        shared = self.block.shared
-        if isinstance(plan.a, SharedOperand):
-            assert isinstance(group.a, int)
-            a = tensor_core.gather(shared, plan.a, group.a, 64, plan.a.mn_major, plan.a_type, False)
-        else:
-            a = tensor_core.register_operand(np.asarray(group.a), plan.a_type)
-        b = tensor_core.gather(shared, plan.b, group.b, plan.n, plan.b.mn_major, plan.b_type, False)
-        acc.data = tensor_core.multiply_add(None if group.overwrite else acc.data, a, b, plan.k_step, plan.acc_type)
-
-    # ---- tcgen05 ----------------------------------------------------------------------------------------------------
-    def tcgen05_mma(self, plan: Tcgen05Plan) -> None:
-        accumulate = bool(self.read(plan.accumulate))
-        column = self.plan.tmem[plan.d].column + plan.d_column
-        mma = tensor_core.Mma(plan, self._operand(plan.a), self._operand(plan.b), column, accumulate, self.line)
-        self.block.tensor_core.submit(mma)
-        if plan.barrier is not None:
-            self.tcgen05_commit(plan.barrier)
-
-    def tcgen05_commit(self, use: BarrierUse) -> None:
-        barrier, _ = self._barrier(use)
-        unit = self.plan.barriers[use.array].unit
-        arrival = Arrival(f"{self.who} (tcgen05 commit)", self.line, unit)
-        self.block.tensor_core.submit(tensor_core.Commit(barrier, arrival))
-
-    def tmem_load(self, d: int, column: int, columns: int) -> Array:
-        return self.block.tensor_core.memory.load(self.plan.tmem[d].column + column, columns)
-
-    def wait_load_tmem(self) -> Steps:
-        yield from ()
+        if self.hazards is not None:
+            self.hazards.commit_smem()
 
 
 def until(ready: Callable[[], bool], what: Callable[[], str]) -> Steps:

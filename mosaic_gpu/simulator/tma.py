@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import math
+import random
 
 import numpy as np
 
@@ -18,19 +19,34 @@ from ..layouts.shared import itemsize
 from ..plan.model import TensorMapPlan
 from ..plan.tma import tensor_map_arguments
 from .barriers import MBarrier
-from .memory import Array, GlobalArray, SharedMemory
+from .clocks import Rows
+from .global_shadow import GlobalShadow, Part
+from .memory import Array, GlobalArray, SharedMemory, strided_part
 from .scheduler import Blocked, Steps
+
+
+@dataclasses.dataclass(frozen=True)
+class TmaBox:
+    """A box of a tensor map and its address in shared memory."""
+
+    map: TensorMapPlan
+    coordinates: tuple[int, ...]
+    address: int
 
 
 @dataclasses.dataclass
 class Load:
-    """A box on its way to shared memory; destinations: memory of each block, and the barrier that counts its bytes."""
+    """A box on its way to shared memory; destinations: memory of each block, and the barrier that counts its bytes.
+
+    released: what its completion hands on.
+    """
 
     map: TensorMapPlan
     coordinates: tuple[int, ...]
     address: int
     destinations: tuple[tuple[SharedMemory, MBarrier], ...]
     line: Line | None
+    released: Rows | None = None
 
 
 @dataclasses.dataclass
@@ -47,19 +63,26 @@ class Store:
 
 @dataclasses.dataclass
 class Group:
-    """A bulk group of stores."""
+    """A bulk group of stores.  released: its issuer has waited until their sources had been read."""
 
     stores: list[Store]
+    released: bool = False
 
     def finished(self, read_only: bool) -> bool:
         return all(s.read if read_only else s.done for s in self.stores)
 
 
 class TmaEngine:
-    """Works one box off at each of its turns, in order of issue; early: at once."""
+    """Works one box off at each of its turns, in order of issue or (given `chance`) in any; early: at once."""
 
-    def __init__(self, arrays: list[GlobalArray], shared: SharedMemory, early: bool = False) -> None:
-        self.arrays, self.shared, self.early = arrays, shared, early
+    def __init__(
+        self,
+        arrays: list[GlobalArray],
+        shared: SharedMemory,
+        early: bool = False,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.arrays, self.shared, self.early, self.chance = arrays, shared, early, chance
         self.queue: collections.deque[Load | Store] = collections.deque()
 
     def submit(self, copy: Load | Store) -> None:
@@ -72,6 +95,8 @@ class TmaEngine:
     def run(self) -> Steps:
         while True:
             yield Blocked(lambda: bool(self.queue), lambda: "no copy is queued")
+            if self.chance is not None:
+                self.queue.rotate(-self.chance.randrange(len(self.queue)))
             yield from self._move(self.queue.popleft())
 
     def _move(self, copy: Load | Store) -> Steps:
@@ -95,16 +120,14 @@ class TmaEngine:
         for shared, barrier in copy.destinations:
             shared.chunks[chunks] = raw
             shared.chunk_marks[chunks] = 1
-            shared.unfenced[chunks] = 0
             barrier.loaded_phase, barrier.loaded_line = barrier.phase, copy.line
-            barrier.complete_tx(data.nbytes)
+            barrier.complete_tx(data.nbytes, copy.released, copy.line)
 
     def _read_shared(self, copy: Store) -> Array:
         m = copy.map
         chunks = chunk_index(copy.address, box_bytes(m), m.swizzle)
         if not self.shared.chunk_marks[chunks].all():
             raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
-        self.shared.check_fenced(chunks, "copy_smem_to_gmem")
         data = self.shared.chunks[chunks].reshape(-1).view(self.arrays[m.input].data.dtype)
         return data.reshape(m.box[::-1])
 
@@ -122,10 +145,12 @@ def box_bytes(m: TensorMapPlan) -> int:
     return math.prod(m.box) * itemsize(m.dtype)
 
 
-def box_part(
-    array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]
-) -> tuple[tuple[slice, ...], Array, Array | None] | None:
-    """What of a box exists in the array, None for nothing: where in the box (outermost first), elements, `written`."""
+Place = tuple[tuple[slice, ...], int, tuple[int, ...], tuple[int, ...]]
+
+
+def box_place(array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]) -> Place | None:
+    """What of a box exists in the array, None for nothing: where in the box (outermost first), and the elements there:
+    first, extents and steps (outermost first)."""
     size = itemsize(m.dtype)
     dims, strides = tensor_map_arguments(m, array.data.shape, size)
     steps = (1, *(s // size for s in strides))
@@ -137,8 +162,31 @@ def box_part(
         inside.append(slice(low, high))
         shape.append(high - low)
         start += (c + low) * step
-    part, mask = array.strided(start, tuple(shape[::-1]), tuple(steps[::-1]))
-    return tuple(inside[::-1]), part, mask
+    return tuple(inside[::-1]), start, tuple(shape[::-1]), tuple(steps[::-1])
+
+
+def box_part(
+    array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]
+) -> tuple[tuple[slice, ...], Array, Array | None] | None:
+    """What of a box exists in the array, None for nothing: where in the box (outermost first), elements, `written`."""
+    found = box_place(array, m, coordinates)
+    if found is None:
+        return None
+    inside, start, shape, steps = found
+    part, mask = array.strided(start, shape, steps)
+    return inside, part, mask
+
+
+def box_shadow(array: GlobalArray, box: TmaBox) -> tuple[GlobalShadow, Part, Part | None] | None:
+    """The part of an array's shadow that a box stands for."""
+    found = box_place(array, box.map, box.coordinates)
+    if found is None or array.shadow is None:
+        return None
+    _, start, shape, steps = found
+    array.strided(start, shape, steps)  # its check of the bounds
+    shadow = array.shadow
+    readers = None if shadow.readers is None else strided_part(shadow.readers, start, shape, steps)
+    return shadow, strided_part(shadow.writers, start, shape, steps), readers
 
 
 def read_box(array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]) -> Array:

@@ -296,13 +296,19 @@ def test_warps_run_side_by_side(run_both):
 
     @plgpu.kernel(
         out_type=out(2, 64, 64),
-        scratch_types=dict(s=plgpu.SMEM((64, 64), jnp.float32), full=plgpu.Barrier(), ready=plgpu.Barrier()),
+        scratch_types=dict(
+            s=plgpu.SMEM((64, 64), jnp.float32), full=plgpu.Barrier(), ready=plgpu.Barrier(), empty=plgpu.Barrier()
+        ),
     )
-    def kernel(x, y, *, s, full, ready):
+    def kernel(x, y, *, s, full, ready, empty):
         def step(i, _):
             def warps(warp):
                 @plgpu.when(warp == 0)
                 def load():
+                    @plgpu.when(i > 0)
+                    def wait():
+                        plgpu.barrier_wait(empty)  # the other warps may still read
+
                     plgpu.copy_gmem_to_smem(x.at[i], s, full)
 
                 @plgpu.when(warp == 1)
@@ -313,6 +319,7 @@ def test_warps_run_side_by_side(run_both):
             plgpu.warp_map(warps)
             plgpu.barrier_wait(ready)
             y[i] = plgpu.load(s, layout=plgpu.Layout.WGMMA)
+            plgpu.barrier_arrive(empty)
 
         jax.lax.fori_loop(0, 2, step, None)
 

@@ -241,7 +241,7 @@ def test_missing_fence(store, run, line_of, assert_at):
         assert_at(e.value, missing_fence, "reader")
 
 
-def test_slot_released_before_the_product_is_done(run):
+def test_slot_released_before_the_product_is_done(run, line_of, assert_at):
     """The consumer arrives right after issuing its wgmma, so the next tile may overwrite the operand."""
 
     @plgpu.kernel(
@@ -259,7 +259,7 @@ def test_slot_released_before_the_product_is_done(run):
         def produce():
             plgpu.copy_gmem_to_smem(x.at[0], s, full)
             plgpu.barrier_wait(empty)
-            plgpu.copy_gmem_to_smem(x.at[1], s, full)
+            plgpu.copy_gmem_to_smem(x.at[1], s, full)  # refill
 
         @plgpu.when(wg == 1)
         def consume():
@@ -267,7 +267,7 @@ def test_slot_released_before_the_product_is_done(run):
 
             def scope(acc):
                 plgpu.barrier_wait(full)
-                plgpu.wgmma(acc, tile, s)
+                plgpu.wgmma(acc, tile, s)  # product
                 plgpu.barrier_arrive(empty)  # too early
                 plgpu.barrier_wait(full)
                 plgpu.wgmma(acc, tile, s)
@@ -276,23 +276,35 @@ def test_slot_released_before_the_product_is_done(run):
             y[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 64)))
 
     p, x = randoms(64, 64, dtype=BF16), randoms(2, 64, 64, dtype=BF16, seed=1)
-    late, early = (run(kernel, p, x, timing=t)[0] for t in ("late", "early"))
+    for timing in ("late", "early"):
+        with pytest.raises(Race, match=r"wgmma_wait\(n\) by .*warpgroup 1, then its arrival on a barrier") as e:
+            run(kernel, p, x, timing=timing)
+        assert_at(e.value, test_slot_released_before_the_product_is_done, "refill")
+        assert e.value.kind == "buffer in flight" and e.value.place == "smem s"
+        assert e.value.other_line.number == line_of(test_slot_released_before_the_product_is_done, "product")
+    # The values show it, too.
+    late, early = (run(kernel, p, x, timing=t, checks=False)[0] for t in ("late", "early"))
     np.testing.assert_allclose(early, p.astype(np.float32) @ (x[0].astype(np.float32) + x[1]), rtol=1e-4, atol=1e-3)
     assert not np.allclose(late, early)
 
 
-def test_buffer_reused_while_its_store_is_in_flight(run):
+def test_buffer_reused_while_its_store_is_in_flight(run, assert_at):
     @plgpu.kernel(out_type=out(2, 64, 64), scratch_types=[plgpu.SMEM((64, 64), jnp.float32)])
     def kernel(x, y, s):
         for i in range(2):
-            s[...] = plgpu.load(x.at[i], layout=plgpu.Layout.WGMMA)
+            s[...] = plgpu.load(x.at[i], layout=plgpu.Layout.WGMMA)  # reuse
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(s, y.at[i])
         plgpu.wait_smem_to_gmem(0)
 
     x = randoms(2, 64, 64)
-    np.testing.assert_array_equal(run(kernel, x, timing="early")[0], x)
-    np.testing.assert_array_equal(run(kernel, x, timing="late")[0], np.stack([x[1], x[1]]))
+    for timing in ("late", "early"):
+        with pytest.raises(Race, match="wait_smem_to_gmem") as e:
+            run(kernel, x, timing=timing)
+        assert_at(e.value, test_buffer_reused_while_its_store_is_in_flight, "reuse")
+        assert e.value.kind == "buffer in flight"
+    np.testing.assert_array_equal(run(kernel, x, timing="early", checks=False)[0], x)
+    np.testing.assert_array_equal(run(kernel, x, timing="late", checks=False)[0], np.stack([x[1], x[1]]))
 
 
 def test_wrong_arguments(plan_of):

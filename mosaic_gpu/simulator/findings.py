@@ -1,0 +1,91 @@
+"""The text of a race: both accesses with their lines and roles, where they meet, and what would order them."""
+
+from __future__ import annotations
+
+from ..errors import Race
+from .shadow import ASYNC, GENERIC, Access
+
+PROXIES = {
+    GENERIC: "ordinary (generic proxy)",
+    ASYNC: "asynchronous",
+    "tensor": "in tensor memory",
+}
+
+
+def race(before: Access, after: Access, why: str, place: str) -> Race:
+    """The error for two accesses; why: what `unordered` or the shadow of global memory said."""
+    kind = _kind(before, after, why)
+    between = _between(before, after, why)
+    remedy = _remedy(before, after, why)
+    verb_before = "writes" if before.write else "reads"
+    verb_after = "writes" if after.write else "reads"
+    reason = {
+        "order": "nothing orders the two",
+        "fence": "the write is not fenced for the asynchronous proxy, so old bytes may be seen",
+        "tmem": "the two are synchronised, but no tcgen05 fence carries that over to tensor memory",
+        "grid": "blocks of different clusters are not ordered",
+        "global fence": "no operation fences global memory for the asynchronous proxy",
+    }[why]
+    message = (
+        f"{kind}: {after.op} {verb_after} {place}, which {before.op} {verb_before}: {reason}.\n"
+        f"  earlier: {before.op} at {before.line}, {PROXIES[before.proxy]}, by {before.who}\n"
+        f"  later:   {after.op} at {after.line}, {PROXIES[after.proxy]}, by {after.who}\n"
+        f"  to order them: {remedy}"
+    )
+    return Race(
+        message,
+        after.line,
+        kind,
+        between=between,
+        other_line=before.line,
+        who=after.who,
+        other=before.who,
+        place=place,
+        remedy=remedy,
+    )
+
+
+def _kind(before: Access, after: Access, why: str) -> str:
+    if why == "fence":
+        return "missing commit_smem"
+    if why == "tmem":
+        return "missing tcgen05 fence"
+    if after.write and not before.write and before.proxy != GENERIC:
+        return "buffer in flight"
+    return "write/write" if before.write and after.write else "read/write"
+
+
+def _between(before: Access, after: Access, why: str) -> str:
+    if why == "grid":
+        return "grid"
+    if before.warpgroup == after.warpgroup:
+        return "warpgroup"
+    same_block = isinstance(before.warpgroup, tuple) and isinstance(after.warpgroup, tuple)
+    if same_block and before.warpgroup[:1] != after.warpgroup[:1]:  # type: ignore[index]
+        return "cluster"
+    return "roles"
+
+
+def _remedy(before: Access, after: Access, why: str) -> str:
+    """What to write, and where."""
+    own = before.warpgroup == after.warpgroup
+    if why == "grid":
+        return "let each block write a part of its own, or make the blocks a cluster"
+    if why == "global fence":
+        return "write it with copy_smem_to_gmem, or read it with load"
+    if why == "fence":
+        when = "between the two" if own else f"after the write and before it releases the buffer to {after.who}"
+        return f"commit_smem() by {before.who} {when}"
+    if why == "tmem":
+        return "Barrier(orders_tensor_core=True), so that arrivals and waits carry the fences"
+    ends = before.cleared_by
+    if not ends:
+        if own:
+            return (
+                "commit_smem(), or a barrier on which all warps of the warpgroup arrive and wait, between the two: its "
+                "threads access each other's elements"
+            )
+        return f"a barrier: {before.who} arrives after its access, {after.who} waits before its own"
+    if own or ends.startswith("barrier_wait"):
+        return f"{ends} by {after.who} before it"
+    return f"{ends} by {before.who}, then its arrival on a barrier for which {after.who} waits"

@@ -1,0 +1,333 @@
+"""What threads tell the shadow memories: each operation as accesses by an agent, and what it learns or hands on.
+
+`Tables` is what all blocks of a simulation share, `BlockHazards` what a block remembers, `Hazards` what a thread knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import Line
+from ..layouts.operands import SharedOperand
+from ..ops.refs import Access as RefAccess
+from ..plan.model import Plan, Role, Step
+from ..program import Operand, Value, View
+from .clocks import ORDER, RUN, TMEM, Agents, Rows, ThreadClock
+from .findings import race
+from .global_shadow import GlobalShadow, Part
+from .memory import Array, GlobalArray, Note
+from .shadow import ASYNC, GENERIC, TENSOR, Access, Partition, ShadowMemory
+from .tensor_core import operand_index
+from .tma import TmaBox, box_bytes, box_shadow, chunk_index
+
+if TYPE_CHECKING:
+    from ..ops.tcgen05 import Tcgen05Plan
+    from .barriers import MBarrier
+
+BULK_READ, BULK_WRITE, PRODUCTS = 1, 2, 3  # kinds of `Agents.issuer`
+TMEM_COLUMNS = 512
+
+
+class Tables:
+    """Numbers of agents, regions of memory and footprints of operations, for all blocks of a simulation."""
+
+    def __init__(self, plan: Plan, shared_bytes: int, fine: bool) -> None:
+        self.plan = plan
+        self.agents = Agents(plan, math.prod(plan.program.cluster))
+        self.smem = Partition(shared_bytes, fine)
+        self.tmem = Partition(TMEM_COLUMNS, fine)
+        self.input_of = {v.id: i for i, v in enumerate(plan.program.inputs)}
+        self._maps: dict[Hashable, int] = {}
+        self._map_of_step: dict[tuple[int, int], int] = {}
+
+    def thread_map(self, role: Role, step: Step, access: RefAccess, value: Operand) -> int:
+        """A number for which thread accesses which element of a view, but for where the view starts."""
+        key = (id(step), id(role))
+        number = self._map_of_step.get(key)
+        if number is None:
+            view = access.view
+            if access.scalar:  # all threads read it, one writes it
+                layout: Hashable = step.equation.op == "swap"
+            else:
+                layout = role.layouts.get(value.id) if isinstance(value, Value) else None
+            shape = tuple((d.size, d.stride) for d in view.dims)
+            number = self._maps.setdefault((layout, view.ref.id, shape, view.permutation), len(self._maps))
+            self._map_of_step[key] = number
+        return number
+
+    def shared_place(self, region: int) -> str:
+        """Buffer and slot of a region of shared memory."""
+        byte = int(np.argmax(self.smem.region_of == region))
+        for b in self.plan.buffers.values():
+            rest = byte - b.offset
+            if 0 <= rest < b.layout.nbytes:
+                slot = []
+                for d in range(max(0, min(b.layout.lead, len(b.layout.shape) - 2))):
+                    index, rest = divmod(rest, b.layout.strides()[d][0][1])
+                    slot.append(str(index))
+                name = b.value.name or f"%{b.value.id}"
+                return f"smem {name}" + (f"[{', '.join(slot)}]" if slot else "")
+        return f"byte {byte} of shared memory"
+
+    def tmem_place(self, region: int) -> str:
+        column = int(np.argmax(self.tmem.region_of == region))
+        for b in self.plan.tmem.values():
+            if b.column <= column < b.column + b.columns:
+                return f"tmem {b.value.name or f'%{b.value.id}'}, column {column - b.column}"
+        return f"column {column} of tensor memory"
+
+    def written_and_read(self) -> tuple[set[int], set[int]]:
+        """Which inputs and outputs the kernel writes, and which it reads."""
+        written: set[int] = set()
+        read: set[int] = set()
+
+        def visit(steps: tuple[Step, ...]) -> None:
+            for s in steps:
+                e = s.equation
+                if e.op == "copy_smem_to_gmem":
+                    written.add(self.plan.maps[s.data.map].input)
+                elif e.op == "copy_gmem_to_smem":
+                    read.add(self.plan.maps[s.data[0].map].input)
+                elif e.op in ("get", "load", "swap") and s.data.kind == "gmem":
+                    index = self.input_of[s.data.view.ref.id]
+                    if e.op == "swap":
+                        written.add(index)
+                    if e.results:
+                        read.add(index)
+                elif e.op == "warp_map":
+                    for role in s.data:
+                        visit(role.body.steps)
+                for r in s.regions:
+                    visit(r.steps)
+
+        for role in self.plan.roles:
+            visit(role.body.steps)
+        return written, read
+
+
+class BlockHazards:
+    """The shadow memories of a block.  cluster: which one of the grid it is in; index: of the block in the cluster."""
+
+    def __init__(self, tables: Tables, cluster: int, index: int) -> None:
+        self.tables, self.cluster, self.index = tables, cluster, index
+        self.smem = ShadowMemory(tables.smem, lambda a, b, why, r: race(a, b, why, tables.shared_place(r)))
+        self.tmem = ShadowMemory(tables.tmem, lambda a, b, why, r: race(a, b, why, tables.tmem_place(r)))
+
+    def close(self) -> None:
+        self.smem.close()
+        self.tmem.close()
+
+
+class Hazards:
+    """One thread's part: its clock, and its accesses."""
+
+    def __init__(
+        self, block: BlockHazards, role: Role, who: str, warpgroup: int, warp: int | None, parent: Hazards | None
+    ) -> None:
+        self.block, self.tables, self.role, self.who = block, block.tables, role, who
+        self.warpgroup, self.warp = warpgroup, warp
+        self.place = (block.index, warpgroup)
+        agents = self.tables.agents
+        agent = agents.thread(block.index, warpgroup, warp)
+        rows: Rows
+        if parent is None:
+            rows = np.zeros((4, agents.total), np.int64)
+        else:
+            rows = parent.clock.rows[(warp or 0) % len(parent.clock.rows)].copy()
+        tensor = bool(self.tables.plan.tmem)
+        loads = agents.tmem_load(block.index, warpgroup) if tensor and warp is None else -1
+        self.clock: ThreadClock = ThreadClock(agent, rows, role.single_thread or warp is not None, tensor, loads)
+        if parent is not None:  # its warp has done its own part of what the warpgroup did
+            rows[RUN, parent.clock.agent] = parent.clock.now
+            self.clock.now = int(max(rows[ORDER, agent], rows[RUN, agent])) + 1
+            rows[ORDER, agent] = self.clock.now
+            self.clock.offered, self.clock.handed = parent.clock.offered.copy(), parent.clock.handed.copy()
+        self.single = self.clock.single
+        self.elected_warp = warp or 0
+        self.groups = 0  # wgmma groups issued
+        self.tmem_loads = 0
+
+    def join_warps(self, children: dict[int, Hazards]) -> None:
+        """After a `warp_map` each warp knows what it has learnt; they have not met."""
+        old = self.clock.rows
+        rows = [children[w].clock.rows[0] if w in children else old[w % len(old)].copy() for w in range(4)]
+        self.clock.rows = rows
+        for w, child in children.items():
+            rows[w][RUN, child.clock.agent] = child.clock.now
+            np.maximum(self.clock.offered, child.clock.offered, out=self.clock.offered)
+            np.maximum(self.clock.handed, child.clock.handed, out=self.clock.handed)
+
+    # ---- threads meet ---------------------------------------------------------------------------------------------------
+    def meet(self) -> None:
+        """The warpgroup's own barrier, where the emitted code has one."""
+        if not self.single:
+            self.clock.meet()
+
+    def commit_smem(self) -> None:
+        agents = self.tables.agents
+        warps = range(4) if agents.warps == 4 else ()
+        self.clock.fence_async([agents.thread(self.block.index, self.warpgroup, w) for w in warps])
+        self.meet()
+
+    # ---- generic accesses -------------------------------------------------------------------------------------------------
+    def _generic(self, step: Step, write: bool, same: Hashable) -> Access:
+        e = step.equation
+        op = "a store" if write else "a load"
+        return Access(
+            self.clock.agent, self.clock.now, GENERIC, write, op, self.who, e.line, same, warpgroup=self.place
+        )
+
+    def shared(
+        self,
+        step: Step,
+        access: RefAccess,
+        value: Operand,
+        starts: tuple[int, ...],
+        write: bool,
+        bytes_of: Callable[[], Array],
+    ) -> None:
+        """An ordinary load or store in shared memory."""
+        regions = self.tables.smem.footprint((id(access.view), starts), bytes_of)
+        same = (self.tables.thread_map(self.role, step, access, value), starts)
+        note = self.block.smem.write if write else self.block.smem.read
+        note(regions, self._generic(step, write, same), self.clock.known())
+
+    def global_note(
+        self, array: GlobalArray, step: Step, access: RefAccess, value: Operand, starts: tuple[int, ...], write: bool
+    ) -> Note | None:
+        """To be called with the part of the array's shadow that an ordinary load or store touches."""
+        if array.shadow is None:
+            return None
+        same = (self.tables.thread_map(self.role, step, access, value), starts)
+        own = self._generic(step, write, same)
+        return lambda shadow, writers, readers: self._global(shadow, writers, readers, own, self.clock.known(), array)
+
+    def _global(
+        self, shadow: GlobalShadow, writers: Part, readers: Part | None, own: Access, known: Rows, array: GlobalArray
+    ) -> None:
+        check = shadow.write if own.write else shadow.read
+        check(writers, readers, own, self.block.cluster, known, lambda a, b, why: race(a, b, why, f"gmem {array.name}"))
+
+    # ---- TMA --------------------------------------------------------------------------------------------------------------
+    def tma_load(
+        self, box: TmaBox, array: GlobalArray, targets: list[tuple[BlockHazards, MBarrier, int]], line: Line | None
+    ) -> None:
+        """A copy into shared memory; targets: blocks, the barrier that counts the bytes there, and the phase they end."""
+        known = self.clock.elected()
+        op = "copy_gmem_to_smem"
+        regions = self._box(box)
+        for block, barrier, phase in targets:
+            clears = f"barrier_wait({barrier.name})"
+            place = (block.index, self.warpgroup) if block is not self.block else self.place
+            write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, place)
+            block.smem.write(regions, write, known)
+        if array.shadow is not None:
+            _, barrier, phase = targets[0]
+            clears = f"barrier_wait({barrier.name})"
+            read = Access(barrier.agent, phase, ASYNC, False, op, self.who, line, None, clears, self.place)
+            self._box_global(box, array, read, known)
+
+    def tma_store(self, box: TmaBox, array: GlobalArray, group: int, line: Line | None) -> None:
+        """A copy out of shared memory, in the issuer's bulk group number `group`."""
+        known = self.clock.elected()
+        op = "copy_smem_to_gmem"
+        agent = self._issuer(BULK_READ)
+        clears = "wait_smem_to_gmem(n, wait_read_only=True)"
+        read = Access(agent, group, ASYNC, False, op, self.who, line, None, clears, self.place)
+        self.block.smem.read(self._box(box), read, known)
+        if array.shadow is not None:
+            agent = self._issuer(BULK_WRITE)
+            write = Access(agent, group, ASYNC, True, op, self.who, line, None, "wait_smem_to_gmem(n)", self.place)
+            self._box_global(box, array, write, known)
+
+    def _box(self, box: TmaBox) -> list[int]:
+        m = box.map
+
+        def touched() -> Array:
+            chunks = chunk_index(box.address, box_bytes(m), m.swizzle)
+            return (chunks.reshape(-1, 1) * 16 + np.arange(16)).reshape(-1)
+
+        return self.tables.smem.footprint(("box", box.address, box_bytes(m), m.swizzle), touched)
+
+    def _box_global(self, box: TmaBox, array: GlobalArray, own: Access, known: Rows) -> None:
+        found = box_shadow(array, box)
+        if found is not None:
+            self._global(*found, own, known, array)
+
+    def waited_for_stores(self, finished: int, read_only: bool) -> None:
+        """The elected thread has waited for its bulk groups up to number `finished`; the others follow it."""
+        rows = self.clock.elected()
+        for kind in (BULK_READ,) if read_only else (BULK_READ, BULK_WRITE):
+            agent = self._issuer(kind)
+            rows[:TMEM, agent] = np.maximum(rows[:TMEM, agent], finished)
+        self.meet()
+
+    def _issuer(self, kind: int) -> int:
+        return self.tables.agents.issuer(self.block.index, self.warpgroup, self.elected_warp, kind)
+
+    # ---- tensor cores -----------------------------------------------------------------------------------------------------
+    def _operand(self, operand: SharedOperand, base: int, rows: int, tcgen05: bool) -> list[int]:
+        def touched() -> Array:
+            index = operand_index(operand, base, rows, operand.mn_major, tcgen05)
+            return (index.reshape(-1, 1) * operand.itemsize + np.arange(operand.itemsize)).reshape(-1)
+
+        return self.tables.smem.footprint((id(operand), base), touched)
+
+    def wgmma(self, operands: list[tuple[SharedOperand, int, int]], line: Line | None) -> None:
+        """A group that reads operands (where each starts, rows of one instruction) from shared memory."""
+        self.groups += 1
+        agent = self.tables.agents.wgmma(self.block.index, self.warpgroup)
+        read = Access(agent, self.groups, ASYNC, False, "wgmma", self.who, line, None, "wgmma_wait(n)", self.place)
+        known = self.clock.known()
+        for operand, base, rows in operands:
+            self.block.smem.read(self._operand(operand, base, rows, False), read, known)
+
+    def waited_for_wgmma(self, in_flight: int) -> None:
+        self.clock.observe(self.tables.agents.wgmma(self.block.index, self.warpgroup), self.groups - in_flight)
+
+    def tcgen05_mma(self, plan: Tcgen05Plan, a: int, b: int, column: int, number: int, line: Line | None) -> None:
+        """The issuer's product with this number."""
+        known, agent = self.clock.elected(), self._issuer(PRODUCTS)
+        clears = "barrier_wait, for a tcgen05 commit that follows it,"
+        read = Access(agent, number, ASYNC, False, "tcgen05_mma", self.who, line, None, clears, self.place)
+        for operand, base, rows in ((plan.a, a, plan.m), (plan.b, b, plan.n)):
+            self.block.smem.read(self._operand(operand, base, rows, True), read, known)
+        pipeline = (column, plan.m, plan.n)  # products of one shape on one accumulator follow each other
+        columns = self._columns(column, plan.n)
+        write = Access(agent, number, TENSOR, True, "tcgen05_mma", self.who, line, pipeline, clears, self.place)
+        self.block.tmem.write(columns, write, known)
+
+    def _columns(self, column: int, columns: int) -> list[int]:
+        return self.tables.tmem.footprint((column, columns), lambda: np.arange(column, column + columns))
+
+    def commit(self, number: int) -> Rows:
+        """What the completion of the issuer's products up to a number hands on."""
+        out = self.clock.started()
+        agent = self._issuer(PRODUCTS)
+        out[ORDER, agent] = out[TMEM, agent] = number
+        return out
+
+    def tmem_load(self, column: int, columns: int, line: Line | None) -> None:
+        self.tmem_loads += 1
+        agent, clears = self.clock.loads, "wait_load_tmem()"
+        read = Access(
+            agent, self.tmem_loads, TENSOR, False, "async_load_tmem", self.who, line, None, clears, self.place
+        )
+        self.block.tmem.read(self._columns(column, columns), read, self.clock.known())
+
+    def waited_for_tmem_loads(self) -> None:
+        self.clock.loaded = self.tmem_loads
+
+
+def view_bytes(index: Array, size: int) -> Array:
+    """Every byte of the elements at some indices."""
+    flat = np.asarray(index).reshape(-1, 1)
+    return (flat * size + np.arange(size)).reshape(-1)
+
+
+def starts_of(view: View, evaluate: Callable[..., int]) -> tuple[int, ...]:
+    return tuple(evaluate(d.start) for d in view.dims)

@@ -1,0 +1,66 @@
+"""How a kernel is simulated: one frozen dataclass, and the default that a context manager sets."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+Timing = Literal["late", "early"]
+Shadow = Literal["regions", "bytes"]
+Uninitialized = Literal["nan", "zero"]
+CHOICES = {"timing": ("late", "early"), "shadow": ("regions", "bytes"), "uninitialized": ("nan", "zero")}
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatorParams:
+    """timing: when asynchronous work is done.  'late': copies and tcgen05 only when no thread can go on without them, a
+    wgmma when it is waited for; 'early': all at once.  A kernel that synchronises as it must gives the same bits both ways.
+    seed: a random legal order of threads, copies and products; None or 0: a fixed one.
+    shadow: what is remembered for one region that operations address as a whole ('regions'), or for one byte ('bytes',
+    slow; the findings are the same).
+    checks: look for races.  False: barriers, values and deadlocks only.
+    uninitialized: what memory that nobody has written holds.  'nan': NaNs (integers: bytes 0xAB), and reading it raises
+    `UninitializedRead`; 'zero': zeros, read without complaint.
+    """
+
+    timing: Timing = "late"
+    seed: int | None = None
+    shadow: Shadow = "regions"
+    checks: bool = True
+    uninitialized: Uninitialized = "nan"
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"SimulatorParams({name}={getattr(self, name)!r}): one of {', '.join(choices)}")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0):
+            raise ValueError(f"SimulatorParams(seed={self.seed!r}): a number from 0 on, or None")
+
+
+_default: contextvars.ContextVar[SimulatorParams | None] = contextvars.ContextVar("simulator_params", default=None)
+# JAX runs a kernel's callback in a thread of its own, where a context variable is not seen.
+_of_process: list[SimulatorParams] = []
+
+
+def current() -> SimulatorParams:
+    """The default in force."""
+    return _default.get() or (_of_process[-1] if _of_process else SimulatorParams())
+
+
+@contextlib.contextmanager
+def simulator_params(params: SimulatorParams | None = None, **changes: Any) -> Iterator[SimulatorParams]:
+    """Kernels that run in the simulator inside this `with` use `params` (default: those in force) with `changes`.
+
+    A kernel with an `interpret=SimulatorParams(...)` of its own keeps that.
+    """
+    chosen = dataclasses.replace(params or current(), **changes)
+    token = _default.set(chosen)
+    _of_process.append(chosen)
+    try:
+        yield chosen
+    finally:
+        _of_process.remove(chosen)
+        _default.reset(token)

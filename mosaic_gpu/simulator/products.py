@@ -1,0 +1,209 @@
+"""The tensor-core part of a simulated thread: accumulators in registers, wgmma groups, tcgen05 products and loads."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import Line, MosaicGpuError, Race
+from ..layouts.operands import SharedOperand
+from ..ops.barriers import BarrierUse
+from ..ops.wgmma import WgmmaPlan
+from ..plan.model import Role
+from ..program import Value
+from . import tensor_core, tma
+from .barriers import Arrival, MBarrier
+from .core import Core
+from .memory import Array
+from .scheduler import Steps
+from .tensor_core import Accumulator
+
+if TYPE_CHECKING:
+    from ..ops.tcgen05 import Tcgen05Plan
+    from .machine import BlockState
+
+Key = tuple[int, int]
+
+
+@dataclasses.dataclass
+class WarpState:
+    """What a warp keeps and outlives a `warp_map`: phases waited for; bulk groups of its elected lane, how many of them it
+    has committed, and the tcgen05 products that it has issued."""
+
+    phases: dict[Key, int] = dataclasses.field(default_factory=dict)
+    open: list[tma.Store] = dataclasses.field(default_factory=list)
+    groups: collections.deque[tma.Group] = dataclasses.field(default_factory=collections.deque)
+    committed: int = 0
+    products: int = 0
+
+
+@dataclasses.dataclass
+class Wgmma:
+    """An issued group.  a: the register tile, or the address of the shared operand; done: it has computed already."""
+
+    plan: WgmmaPlan
+    a: Array | int
+    b: int
+    overwrite: bool
+    line: Line | None
+    done: bool = False
+
+
+class ProductThread(Core):
+    """What products need of a thread."""
+
+    def __init__(
+        self,
+        block: BlockState,
+        role: Role,
+        warpgroup: int,
+        warp: int | None = None,
+        parent: ProductThread | None = None,
+    ) -> None:
+        super().__init__(block, role, warpgroup, warp, parent)
+        self.accumulators: dict[int, Accumulator] = dict(parent.accumulators) if parent else {}
+        self.warps: list[WarpState] = [parent.warps[warp or 0]] if parent else [WarpState() for _ in range(4)]
+        self.in_flight: collections.deque[Wgmma] = collections.deque()
+        self.owned: collections.Counter[int] = collections.Counter()  # register tiles that groups in flight read
+
+    def _barrier(self, use: BarrierUse) -> tuple[MBarrier, int]:
+        raise NotImplementedError
+
+    def write(self, value: Value, x: object) -> None:
+        if self.owned and value.id in self.owned:
+            owner = next(g for g in self.in_flight if g.plan.a == value.id)
+            raise Race(
+                f"register operand in flight: {value} gets a new value while the wgmma at {owner.line} may still read the old "
+                f"one from its registers, in {self.who}: wgmma_wait before it changes",
+                kind="register operand in flight",
+                between="warpgroup",
+                other_line=owner.line,
+                who=self.who,
+                other=self.who,
+                place=str(value),
+                remedy="wgmma_wait(n) before it",
+            )
+        super().write(value, x)
+
+    # ---- accumulators -----------------------------------------------------------------------------------------------
+    def allocate(self, ref: Value) -> None:
+        """A buffer of `run_scoped`.  Memory of the block has its place in the plan; an accumulator starts anew."""
+        if ref.space is not None and ref.space.kind == "acc":
+            self.accumulators[ref.id] = tensor_core.accumulator(ref.shape, ref.dtype, self.block.poison)
+
+    def zero_accumulator(self, ref: Value, dynamic: bool) -> None:
+        """Zeros into an accumulator; dynamic: only if nothing has written it."""
+        acc = self._own_accumulator(ref.id, "written")
+        if acc.fresh or not dynamic:
+            acc.data, acc.fresh = np.zeros_like(acc.data), False
+
+    def _own_accumulator(self, id: int, what: str) -> Accumulator:
+        acc = self.accumulators[id]
+        if acc.owners:
+            owner = next(g for g in self.in_flight if g.plan.acc == id)
+            raise Race(
+                f"accumulator %{id} is {what} while the wgmma at {owner.line} may still write it: wgmma_wait first",
+                kind="accumulator in flight",
+                between="warpgroup",
+                other_line=owner.line,
+                who=self.who,
+                other=self.who,
+                place=f"accumulator %{id}",
+                remedy="wgmma_wait(n) before it",
+            )
+        return acc
+
+    # ---- wgmma ------------------------------------------------------------------------------------------------------
+    def _operand(self, operand: SharedOperand) -> int:
+        return self.plan.buffers[operand.buffer].offset + self.evaluate(operand.start)
+
+    def wgmma(self, plan: WgmmaPlan) -> None:
+        """Issue a group.  It computes at once or when it is waited for: the hardware might do either."""
+        a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a)
+        acc = self.accumulators[plan.acc]
+        overwrite = plan.init == "zero" or (plan.init == "dynamic" and acc.fresh)
+        acc.fresh = False
+        acc.owners += 1
+        group = Wgmma(plan, a, self._operand(plan.b), overwrite, self.line)
+        if self.hazards is not None:
+            operands = [(plan.b, group.b, plan.n)]
+            if isinstance(plan.a, SharedOperand):
+                assert isinstance(a, int)
+                operands.append((plan.a, a, 64))
+            self.hazards.wgmma(operands, self.line)
+        if isinstance(plan.a, int):
+            self.owned[plan.a] += 1
+        older = any(g.plan.acc == plan.acc and not g.done for g in self.in_flight)
+        if self.block.early or (self.block.chance is not None and not older and self.block.chance.random() < 0.5):
+            self._multiply(group)
+        self.in_flight.append(group)
+
+    def wgmma_wait(self, n: int) -> Steps:
+        while len(self.in_flight) > n:
+            group = self.in_flight.popleft()
+            self.accumulators[group.plan.acc].owners -= 1
+            if isinstance(group.plan.a, int):
+                self.owned[group.plan.a] -= 1
+                if not self.owned[group.plan.a]:
+                    del self.owned[group.plan.a]
+            if group.done:
+                continue
+            try:
+                self._multiply(group)
+            except MosaicGpuError as e:
+                e.line = e.line or group.line
+                raise
+        if self.hazards is not None:
+            self.hazards.waited_for_wgmma(len(self.in_flight))
+        yield from ()
+
+    def _multiply(self, group: Wgmma) -> None:
+        plan, acc = group.plan, self.accumulators[group.plan.acc]
+        group.done = True
+        shared = self.block.shared
+        if isinstance(plan.a, SharedOperand):
+            assert isinstance(group.a, int)
+            a = tensor_core.gather(shared, plan.a, group.a, 64, plan.a.mn_major, plan.a_type, False)
+        else:
+            a = tensor_core.register_operand(np.asarray(group.a), plan.a_type)
+        b = tensor_core.gather(shared, plan.b, group.b, plan.n, plan.b.mn_major, plan.b_type, False)
+        acc.data = tensor_core.multiply_add(None if group.overwrite else acc.data, a, b, plan.k_step, plan.acc_type)
+
+    # ---- tcgen05 ------------------------------------------------------------------------------------------------------
+    @property
+    def _issuer(self) -> int:
+        """Of tcgen05 work: the warp of the block whose elected lane issues it."""
+        return 4 * self.warpgroup + (self.warp or 0)
+
+    def tcgen05_mma(self, plan: Tcgen05Plan) -> None:
+        accumulate = bool(self.read(plan.accumulate))
+        column = self.plan.tmem[plan.d].column + plan.d_column
+        a, b = self._operand(plan.a), self._operand(plan.b)
+        self.warps[0].products += 1
+        if self.hazards is not None:
+            self.hazards.tcgen05_mma(plan, a, b, column, self.warps[0].products, self.line)
+        mma = tensor_core.Mma(plan, a, b, column, accumulate, self.line, self._issuer)
+        self.block.tensor_core.submit(mma)
+        if plan.barrier is not None:
+            self.tcgen05_commit(plan.barrier)
+
+    def tcgen05_commit(self, use: BarrierUse) -> None:
+        barrier, _ = self._barrier(use)
+        unit = self.plan.barriers[use.array].unit
+        arrival = Arrival(f"{self.who} (tcgen05 commit)", self.line, unit)
+        released = self.hazards.commit(self.warps[0].products) if self.hazards is not None else None
+        self.block.tensor_core.submit(tensor_core.Commit(barrier, arrival, released, self._issuer))
+
+    def tmem_load(self, d: int, column: int, columns: int) -> Array:
+        first = self.plan.tmem[d].column + column
+        if self.hazards is not None:
+            self.hazards.tmem_load(first, columns, self.line)
+        return self.block.tensor_core.memory.load(first, columns)
+
+    def wait_load_tmem(self) -> Steps:
+        if self.hazards is not None:
+            self.hazards.waited_for_tmem_loads()
+        yield from ()
