@@ -42,16 +42,16 @@ class Tables:
         self.tmem = Partition(TMEM_COLUMNS, fine)
         self.input_of = {v.id: i for i, v in enumerate(plan.program.inputs)}
         self._maps: dict[Hashable, int] = {}
-        self._map_of_step: dict[tuple[int, int], int] = {}
+        self._map_of_step: dict[tuple[int, int, bool], int] = {}
 
-    def thread_map(self, role: Role, step: Step, access: RefAccess, value: Operand) -> int:
+    def thread_map(self, role: Role, step: Step, access: RefAccess, value: Operand, write: bool) -> int:
         """A number for which thread accesses which element of a view, but for where the view starts."""
-        key = (id(step), id(role))
+        key = (id(step), id(role), write)
         number = self._map_of_step.get(key)
         if number is None:
             view = access.view
             if access.scalar:  # all threads read it, one writes it
-                layout: Hashable = step.equation.op == "swap"
+                layout: Hashable = write
             else:
                 layout = role.layouts.get(value.id) if isinstance(value, Value) else None
             shape = tuple((d.size, d.stride) for d in view.dims)
@@ -150,6 +150,7 @@ class Hazards:
         self.elected_warp = warp or 0
         self.groups = 0  # wgmma groups issued
         self.tmem_loads = 0
+        self.last_tmem_load: Line | None = None
 
     def join_warps(self, children: dict[int, Hazards]) -> None:
         """After a `warp_map` each warp knows what it has learnt; they have not met."""
@@ -192,7 +193,7 @@ class Hazards:
     ) -> None:
         """An ordinary load or store in shared memory."""
         regions = self.tables.smem.footprint((id(access.view), starts), bytes_of)
-        same = (self.tables.thread_map(self.role, step, access, value), starts)
+        same = (self.tables.thread_map(self.role, step, access, value, write), starts)
         note = self.block.smem.write if write else self.block.smem.read
         note(regions, self._generic(step, write, same), self.clock.known())
 
@@ -202,7 +203,7 @@ class Hazards:
         """To be called with the part of the array's shadow that an ordinary load or store touches."""
         if array.shadow is None:
             return None
-        same = (self.tables.thread_map(self.role, step, access, value), starts)
+        same = (self.tables.thread_map(self.role, step, access, value, write), starts)
         own = self._generic(step, write, same)
         return lambda shadow, writers, readers: self._global(shadow, writers, readers, own, self.clock.known(), array)
 
@@ -313,6 +314,7 @@ class Hazards:
 
     def tmem_load(self, column: int, columns: int, line: Line | None) -> None:
         self.tmem_loads += 1
+        self.last_tmem_load = line
         agent, clears = self.clock.loads, "wait_load_tmem()"
         read = Access(
             agent, self.tmem_loads, TENSOR, False, "async_load_tmem", self.who, line, None, clears, self.place

@@ -1,26 +1,98 @@
-"""The text of a deadlock: who is stuck where, on which barrier, and what that barrier still needs."""
+"""The text of a deadlock: who is stuck where, on which barrier, what that barrier still needs, and who could give it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import Deadlock
+from ..errors import Deadlock, Line
+from ..plan.model import Plan, Role, Step
 from .scheduler import Task
 
 if TYPE_CHECKING:
     from .thread import Thread
+
+SHOWN = 4  # lines with an arrival, for one barrier
+ARRIVALS: dict[str, Callable[[Step], int]] = {
+    "barrier_arrive": lambda s: s.data.array,
+    "copy_gmem_to_smem": lambda s: s.data[1].array,
+    "tcgen05_commit_arrive": lambda s: s.data.array,
+    "tcgen05_mma": lambda s: s.data.barrier.array if s.data.barrier is not None else -1,
+    "named_barrier_arrive": lambda s: s.data.array,
+    "named_barrier_sync": lambda s: s.data.array,
+}
 
 
 def deadlock(stuck: list[Task]) -> Deadlock:
     """The error for tasks none of which can go on."""
     threads: list[Thread] = [t.owner for t in stuck]
     lines = [f"deadlock: none of {len(stuck)} unfinished threads can go on."]
-    for task, thread in zip(stuck, threads, strict=True):
+    waits_for: dict[int, list[int]] = {}
+    for i, (task, thread) in enumerate(zip(stuck, threads, strict=True)):
         assert task.waiting is not None
-        equation = thread.step.equation if thread.step is not None else None
-        where = f"{equation.op} at {equation.line}" if equation is not None else "its start"
-        lines.append(f"- {thread.who}: {where}")
+        lines.append(f"- {thread.who}: {_where(thread)}")
         lines += [f"    {part}" for part in task.waiting.what().split("\n")]
+        waits_for[i] = []
+        if task.waiting.barrier >= 0:
+            text, waits_for[i] = _sources(thread, task.waiting.barrier, threads)
+            lines += [f"    {part}" for part in text]
+    circle = _circle(waits_for)
+    if circle:
+        lines.append("waits for each other: " + " -> ".join(threads[i].who for i in (*circle, circle[0])))
     # The line of the error: a thread that waits for a barrier, not one that waits for its own warps.
     first = next((t for t in threads if not t.children), threads[0])
     return Deadlock("\n".join(lines), first.step.equation.line if first.step is not None else None)
+
+
+def _where(thread: Thread) -> str:
+    equation = thread.step.equation if thread.step is not None else None
+    return f"{equation.op} at {equation.line}" if equation is not None else "its start"
+
+
+def _sources(thread: Thread, barrier: int, threads: list[Thread]) -> tuple[list[str], list[int]]:
+    """Where the program arrives on a barrier, with what has become of that role; and which stuck threads could arrive."""
+    out: list[str] = []
+    others: list[int] = []
+    named = barrier in thread.plan.named_barriers
+    for role, line, op in arrivals(thread.plan, barrier):
+        here = [i for i, t in enumerate(threads) if t.role is role and (t.block is thread.block or not named)]
+        here = [i for i in here if threads[i] is not thread or op != "named_barrier_sync"]
+        if op == "named_barrier_sync" and not here and role is thread.role and len(role.indices) == 1:
+            continue
+        others += [i for i in here if i not in others]
+        state = f"stuck, see {threads[here[0]].who}" if here else "has ended"
+        if len(out) < SHOWN:
+            out.append(f"could come from {op} at {line} ({role.name}: {state})")
+    return out or ["no line of the kernel arrives on it"], others
+
+
+def arrivals(plan: Plan, barrier: int) -> list[tuple[Role, Line | None, str]]:
+    """Every line that arrives on a barrier array, by role."""
+
+    def visit(role: Role, steps: tuple[Step, ...]) -> Iterator[tuple[Role, Line | None, str]]:
+        for s in steps:
+            op = s.equation.op
+            if op in ARRIVALS and ARRIVALS[op](s) == barrier:
+                yield role, s.equation.line, op
+            if op == "warp_map":
+                for r in s.data:
+                    yield from visit(r, r.body.steps)
+            for region in s.regions:
+                yield from visit(role, region.steps)
+
+    found = [x for role in plan.roles for x in visit(role, role.body.steps)]
+    return [x for i, x in enumerate(found) if not any(y[0] is x[0] and y[1:] == x[1:] for y in found[:i])]
+
+
+def _circle(waits_for: dict[int, list[int]]) -> list[int]:
+    """Threads of which each waits for the next, and the last for the first."""
+    for start in waits_for:
+        path = [start]
+        while True:
+            following = next((j for j in waits_for[path[-1]] if j != path[-1]), None)
+            if following is None:
+                break
+            if following in path:
+                return path[path.index(following) :]
+            path.append(following)
+    return []

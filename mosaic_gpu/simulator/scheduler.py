@@ -14,10 +14,12 @@ from typing import Any
 
 @dataclasses.dataclass
 class Blocked:
-    """Why a task cannot go on.  ready: whether it can now; what: the reason, worded when a report needs it."""
+    """Why a task cannot go on.  ready: whether it can now; what: the reason, worded when a report needs it; barrier: value id
+    of the barrier array that it waits on, -1 for anything else."""
 
     ready: Callable[[], bool]
     what: Callable[[], str]
+    barrier: int = -1
 
 
 Turn = Blocked | None

@@ -48,6 +48,12 @@ class Thread(ProductThread):
                 f"{self.who} ends with {len(self.in_flight)} wgmma in flight: call wgmma_wait(0)",
                 self.in_flight[0].line,
             )
+        if self.hazards is not None and self.hazards.tmem_loads > self.hazards.clock.loaded:
+            raise Leak(
+                f"{self.who} ends without having waited for its async_load_tmem: call wait_load_tmem(), since tensor memory "
+                "is freed at the end",
+                self.hazards.last_tmem_load,
+            )
         for state in self.warps if self.warp is None else ():
             left = [*(s for g in state.groups if not g.released for s in g.stores), *state.open]
             if left:
@@ -134,7 +140,7 @@ class Thread(ProductThread):
             clock = self.hazards.clock
             if array.info.orders_tensor_core:
                 clock.fence_before()
-            if array.info.collective_axes or array.unit == 1:
+            if array.unit == 1:
                 self.hazards.meet()  # its elected thread arrives for all
             released = clock.release()
         for block in self.block.along(array.info.collective_axes):
@@ -151,7 +157,7 @@ class Thread(ProductThread):
             )
         mine = seen.pop()
         if barrier.phase <= mine:
-            yield Blocked(lambda: barrier.phase > mine, lambda: describe_wait(barrier, mine))
+            yield Blocked(lambda: barrier.phase > mine, lambda: describe_wait(barrier, mine), use.array)
         if barrier.phase > mine + 1:
             raise BarrierMisuse(
                 f"{barrier.name}: {self.who} waits for phase {mine}, but {barrier.phase} phases have completed: "
@@ -189,7 +195,7 @@ class Thread(ProductThread):
     def named_sync(self, use: BarrierUse) -> Steps:
         barrier = self._named(use)
         mine = self._named_arrive(barrier)
-        yield from until(lambda: barrier.generation > mine, lambda: describe_named(barrier))
+        yield from until(lambda: barrier.generation > mine, lambda: describe_named(barrier), use.array)
         if self.hazards is not None:
             self.hazards.clock.acquire(barrier.clocks[mine])
             self.hazards.meet()
@@ -261,9 +267,9 @@ class Thread(ProductThread):
             self.hazards.commit_smem()
 
 
-def until(ready: Callable[[], bool], what: Callable[[], str]) -> Steps:
+def until(ready: Callable[[], bool], what: Callable[[], str], barrier: int = -1) -> Steps:
     if not ready():
-        yield Blocked(ready, what)
+        yield Blocked(ready, what, barrier)
 
 
 def describe_wait(barrier: MBarrier, phase: int) -> str:
