@@ -205,6 +205,29 @@ class ValueEmitter(Text):
             table.append(where[tuple(part[d] if shape[k] != 1 else 0 for k, d in enumerate(dims))])
         self._gather(result, source, table)
 
+    def part(self, step: Any, source: Operand, start: tuple[int, ...]) -> None:
+        """A slice: each thread keeps the registers that hold it.  Refused where that is not the result's layout."""
+        e = step.equation
+        result: Value = e.results[0]
+        layout, have = self.layout(result), self.layout(source)
+        if layout is None or have is None:
+            self.names[result.id] = self.scalar(source)
+            return
+        if _thread_digits(have) != _thread_digits(layout):
+            raise UnsupportedPrimitive(f"a slice of {have} as {layout} moves elements between threads", e.line)
+        where = {have.register_part(i): i for i in range(have.registers)}
+        wanted = [
+            tuple(a + b for a, b in zip(layout.register_part(i), start, strict=True)) for i in range(layout.registers)
+        ]
+        if any(w not in where for w in wanted):
+            raise UnsupportedPrimitive(
+                f"a slice of {have} that starts at {start} cuts through what a thread holds; "
+                "start at a multiple of the layout's tile",
+                e.line,
+            )
+        self.declare(result)
+        self._gather(result, source, [where[w] for w in wanted])
+
     def _gather(self, result: Value, source: Operand, table: list[int]) -> None:
         name = self.name(result)
         if result.dtype in PACKED:
@@ -320,3 +343,7 @@ class ValueEmitter(Text):
                 )
         else:
             self.names[result.id] = name
+
+
+def _thread_digits(layout: RegisterLayout) -> tuple[tuple[Digit, ...], tuple[Digit, ...]]:
+    return layout.lane, layout.warp

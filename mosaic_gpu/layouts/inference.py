@@ -46,6 +46,7 @@ class Solver:
         self.classes: dict[int, _Class] = {}
         self.relations: list[_Relation] = []
         self.reshapes: list[tuple[Equation, Value, Value, tuple[int, ...]]] = []
+        self.parts: list[tuple[Equation, Value, Value]] = []
         self.preferences: list[tuple[Equation, Value, LayoutName]] = []
 
     # ---- called by rules ----------------------------------------------------------------------------------------------
@@ -85,6 +86,11 @@ class Solver:
             if narrow.shape:
                 dims = tuple(i for i in range(len(wide.shape)) if i not in axes)
                 self.relations.append(_Relation(e, wide, narrow, dims))
+
+    def part(self, e: Equation, whole: Operand, part: Value) -> None:
+        """part is a slice of whole: the same named layout for another shape."""
+        if isinstance(whole, Value) and not self.splats & {whole.id, part.id}:
+            self.parts.append((e, whole, part))
 
     def unit_reshape(self, e: Equation, x: Operand, y: Value, dims: tuple[int, ...]) -> None:
         """y is x with unit dimensions added or dropped; x's dimension i is y's dims[i] (-1: of extent 1)."""
@@ -207,6 +213,14 @@ class Solver:
             elif ly is not None:
                 back = [dims.index(d) if d in dims else 0 for d in range(len(y.shape))]
                 changed |= self._set(x, ly.with_unit_dims(x.shape, back), e)
+        for e, whole, part in self.parts:
+            for known, other in ((whole, part), (part, whole)):
+                whole_layout = self._class(known).layout
+                if whole_layout is not None and whole_layout.name in ("WGMMA", "TCGEN05_TMEM_NATIVE"):
+                    try:
+                        changed |= self._set(other, Layout[whole_layout.name].of(other.shape), e)
+                    except ValueError as error:
+                        raise LayoutConflict(f"a slice of {whole_layout}: {error}", e.line) from None
         return changed
 
 
@@ -274,7 +288,7 @@ def _splats(equations: Sequence[Equation]) -> set[int]:
             e = made.get(i)
             if e is None:
                 continue
-            uniform = e.op in PURE or e.op in ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
+            uniform = e.op in PURE or e.op in ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice")
             if not uniform or not all(is_splat(o) for o in e.operands):
                 not_splat.add(i)
                 changed = True

@@ -93,8 +93,7 @@ def _(out: Any, step: Any) -> None:
     if array.info.orders_tensor_core:
         out.line("tcgen05_fence_before();")
     if array.info.collective_axes:
-        arrive = f"mbarrier_arrive_cluster({bar}, {{rank}});"
-        out.arrive_cluster(array, arrive)
+        out.arrive_cluster(array, bar)
     elif out.single_thread:
         out.line(f"mbarrier_arrive_count({bar}, {array.unit});" if array.unit > 1 else f"mbarrier_arrive({bar});")
     elif array.unit == 4:  # each warp of a warpgroup is one of the four; a warp by itself is all of them

@@ -75,6 +75,31 @@ for _name in ("reshape", "squeeze", "expand_dims"):
     _o.emit(BOTH, (WARPGROUP, WARP))(_reshape_emit)
     _o.simulate(_reshape_simulate)
 
+slice_ = op("slice")
+
+
+@slice_.layouts
+def _(solver: Any, e: Equation) -> None:
+    solver.part(e, e.operands[0], e.results[0])
+
+
+@slice_.emit()
+def _(out: Any, step: Any) -> None:
+    e = step.equation
+    if any(s != 1 for s in e.param("strides") or ()):
+        raise UnsupportedPrimitive("a strided slice of a register array moves elements between threads", e.line)
+    out.part(step, e.operands[0], tuple(e.param("start_indices")))
+
+
+@slice_.simulate
+def _(sim: Any, step: Any) -> None:
+    e = step.equation
+    start, stop = e.param("start_indices"), e.param("limit_indices")
+    strides = e.param("strides") or (1,) * len(start)
+    index = tuple(slice(a, b, c) for a, b, c in zip(start, stop, strides, strict=True))
+    sim.write(e.results[0], sim.read(e.operands[0])[index])
+
+
 iota = op("iota")
 broadcasted_iota_p = op("broadcasted_iota")
 

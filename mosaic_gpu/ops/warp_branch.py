@@ -18,7 +18,16 @@ from .elementwise import PURE
 from .refs import Access
 from .registry import BOTH, WARPGROUP, op
 
-ALLOWED = PURE | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "broadcasted_iota", "iota", "layout_cast"}
+ALLOWED = PURE | {
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "broadcasted_iota",
+    "iota",
+    "layout_cast",
+    "slice",
+}
 warp_branch = op("warp_branch", instead="under warp_map a warp branches with `when` on a scalar")
 
 

@@ -101,7 +101,7 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     barriers: dict[int, BarrierArray] = {}
     for ref, info in barrier_refs:
         warpgroups, commits = arrivals.get(ref.id, (False, False))
-        unit = 4 if warpgroups and not commits and not info.collective_axes else 1
+        unit = 4 if warpgroups and not commits else 1
         for a in info.collective_axes:
             if a not in program.cluster_names:
                 raise UnsupportedCall(

@@ -26,7 +26,16 @@ DEAD_IF_UNUSED = PURE | {
     "axis_index",
     "program_id",
 }
-DEAD_IF_UNUSED |= {"num_programs", "dim_size", "layout_cast", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"}
+DEAD_IF_UNUSED |= {
+    "slice",
+    "num_programs",
+    "dim_size",
+    "layout_cast",
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+}
 Known = dict[int, tuple[Any, ...]]
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ..codegen.build import compile_plan
-from ..codegen.emitter import ENTRY, launch_grid, parameters
+from ..codegen.emitter import ENTRY, emit, launch_grid, parameters
 from ..errors import DeviceMismatch, MosaicGpuError
 from ..layouts.shared import itemsize
 from ..plan.build import build_plan
@@ -52,7 +52,10 @@ def target_arch(program: Program, capability: tuple[int, int] | None) -> str:
 
 @functools.lru_cache(maxsize=256)
 def plan_of(program: Program, arch: str) -> Plan:
-    return build_plan(program, arch)
+    """The plan, after the emitter has seen it: what it refuses, the simulator must not accept."""
+    plan = build_plan(program, arch)
+    emit(plan)
+    return plan
 
 
 def run(traced: Traced, args: Sequence[Any]) -> list[Any]:

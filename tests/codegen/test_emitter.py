@@ -192,6 +192,24 @@ def cluster_kernel(x, o, s, full, empty):
     plgpu.barrier_wait(empty)
 
 
+def test_a_warpgroup_arrives_in_a_cluster_warp_by_warp(plan, array):
+    """Each warp once, a lane of it for each block along the axis."""
+
+    def body(x, o, empty):
+        o[...] = x[...] + 1.0
+        plgpu.barrier_arrive(empty)
+        plgpu.barrier_wait(empty)
+
+    scratch = [plgpu.ClusterBarrier(collective_axes=("d",))]
+    p = plan(
+        body, array(128), out=array(128), scratch_types=scratch, grid=(1,), cluster=(2, 4), cluster_names=("c", "d")
+    )
+    (arrive,) = body_lines(p, "mbarrier_arrive_cluster(")
+    assert arrive.startswith("if (lane < 4)") and "(rank - cluster_1 * 1) + 1 * lane" in arrive
+    (barrier,) = p.barriers.values()
+    assert (barrier.unit, barrier.expected) == (4, 16)
+
+
 def test_clusters(plan, array, compiled):
     """Ranks by axis, multicast masks along one axis, arrivals in every block along it, a meeting at the end."""
     scratch = [plgpu.SMEM((64, 64), F), plgpu.Barrier(), plgpu.ClusterBarrier(collective_axes=("d",))]
@@ -212,7 +230,7 @@ def test_clusters(plan, array, compiled):
     assert len(body_lines(p, "tma_load_multicast_2d(")) == 4 and all(
         "(u16)(15u << (rank - cluster_1 * 1))" in t for t in body_lines(p, "tma_load_multicast")
     )
-    assert len(body_lines(p, "mbarrier_arrive_cluster(")) == 4
+    assert len(body_lines(p, "mbarrier_arrive_cluster_count(")) == 4  # by the role's one thread
     assert lines.count("cluster_arrive(); cluster_wait();") == 2 and "__syncthreads();" not in lines
     assert "(int)(blockIdx.x / 8)" in text(p)
     assert compiled(p).complaints() == []

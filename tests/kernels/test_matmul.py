@@ -93,7 +93,8 @@ def test_bad_inputs(a, b, words):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        (dict(block_m=64), ValueError, "block_m=64"),
+        (dict(cluster_m=3), ValueError, "cluster_m=3"),
+        (dict(block_n=128, cluster_m=4), ValueError, "2 chunks of 64 columns"),
         (dict(block_n=72), ValueError, "block_n=72"),
         (dict(block_n=320), ValueError, "block_n=320"),
         (dict(block_k=96), ValueError, "block_k=96: a multiple of 64"),

@@ -34,6 +34,16 @@ DI void mbarrier_arrive_cluster(u32 bar, u32 cta_rank) {
       : "memory");
 }
 
+// `count` arrivals at once.
+DI void mbarrier_arrive_cluster_count(u32 bar, u32 cta_rank, u32 count) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote], %2;\n}" ::"r"(bar),
+      "r"(cta_rank), "r"(count)
+      : "memory");
+}
+
 // Has the phase of this parity ended? Does not wait.
 DI bool mbarrier_test(u32 bar, u32 parity) {
   u32 done;
