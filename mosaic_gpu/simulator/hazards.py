@@ -223,8 +223,7 @@ class Hazards:
         regions = self._box(box)
         for block, barrier, phase in targets:
             clears = f"barrier_wait({barrier.name})"
-            place = (block.index, self.warpgroup) if block is not self.block else self.place
-            write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, place)
+            write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, self.place)
             block.smem.write(regions, write, known)
         if array.shadow is not None:
             _, barrier, phase = targets[0]

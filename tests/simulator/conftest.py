@@ -13,7 +13,7 @@ import pytest
 from mosaic_gpu.errors import MosaicGpuError
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Plan
-from mosaic_gpu.simulator import simulate
+from mosaic_gpu.simulator import SimulatorParams, simulate
 
 
 def _plan_of(kernel: Any, *arrays: np.ndarray, arch: str = "sm_90a") -> Plan:
@@ -29,6 +29,39 @@ def _run_both(kernel: Any, *arrays: np.ndarray, arch: str = "sm_90a") -> list[np
     for a, b in zip(late, early, strict=True):
         assert a.tobytes() == b.tobytes()
     return late
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    dict(),
+    dict(timing="early"),
+    dict(shadow="bytes"),
+    *(dict(seed=i) for i in (1, 2, 3)),
+    dict(timing="early", seed=4),
+)
+
+
+def _found(kernel: Any, *arrays: np.ndarray, arch: str = "sm_90a", change: Any = None) -> MosaicGpuError:
+    """The error of the fixed order.  Every other way to run the kernel finds an error, too: it is no matter of luck."""
+    plan = _plan_of(kernel, *arrays, arch=arch)
+    plan = change(plan) if change is not None else plan
+    errors = []
+    for way in WAYS:
+        with pytest.raises(MosaicGpuError) as e:
+            simulate(plan, arrays, SimulatorParams(**way))
+        errors.append(e.value)
+    late, _, fine = errors[:3]
+    assert (type(late), late.line, vars(late)) == (type(fine), fine.line, vars(fine))
+    return late
+
+
+def _clean(kernel: Any, *arrays: np.ndarray, arch: str = "sm_90a", seeds: int = 5) -> list[np.ndarray]:
+    """The results, the same bits in every order."""
+    plan = _plan_of(kernel, *arrays, arch=arch)
+    first = simulate(plan, arrays)
+    for way in (*WAYS, *(dict(seed=i) for i in range(5, seeds + 1))):
+        for a, b in zip(first, simulate(plan, arrays, SimulatorParams(**way)), strict=True):
+            assert a.tobytes() == b.tobytes(), way
+    return first
 
 
 def _line_of(function: Callable[..., Any], mark: str) -> int:
@@ -70,3 +103,15 @@ def line_of() -> Callable[..., int]:
 def assert_at() -> Callable[..., None]:
     """assert_at(error, function, mark): the error names that line."""
     return _assert_at
+
+
+@pytest.fixture(scope="session")
+def found() -> Callable[..., MosaicGpuError]:
+    """found(kernel, *arrays, arch=..., change=plan -> plan): the error, which every order of events gives in some form."""
+    return _found
+
+
+@pytest.fixture(scope="session")
+def clean() -> Callable[..., list[np.ndarray]]:
+    """clean(kernel, *arrays, arch=..., seeds=...): runs in every order of events without a report."""
+    return _clean
