@@ -169,9 +169,10 @@ class NamedBarrier:
                 line,
             )
         mine = self.generation
-        self.arrived.append(who)
         if released is not None:
             self._check_completed(who, line, released, agent)
+        self.arrived.append(who)
+        if released is not None:
             self.sights.setdefault(mine, []).append(Sight(agent, clock, who, line, mine))
             self.gathered = released if self.gathered is None else np.maximum(self.gathered, released)
         if 128 * len(self.arrived) == self.threads:
