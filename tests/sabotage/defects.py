@@ -103,7 +103,7 @@ FULL, EMPTY = "barrier_wait full", "barrier_wait empty"
 RELEASE = "barrier_arrive empty"
 _("a slot is refilled when the own block has released it", "D12", barrier("empty", collective_axes=()), OVERRUN, A, B, "wgmma")
 _("the slot is not waited for", "C15", delete(FULL), UNREAD, "wgmma")
-_("the product starts before the wait", "C15", move("wgmma", before=FULL), UNREAD, "wgmma")
+_("the product starts before the wait", "C15", move("wgmma", before=FULL), UNREAD, "wgmma", A, B)
 _("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
 _("the first refill does not wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, A, B, "wgmma", EMPTY)
 _("the producer waits for the first lap, too", "C4", guard(f"when({EMPTY})", -1), DEADLOCK, EMPTY, FULL)
@@ -143,7 +143,7 @@ _("a slot is released that was not read", "E4", unguard("when(barrier_arrive emp
   "wgmma", EMPTY, "barrier_arrive empty#0")
 _("the first release is missing", "J", guard("when(barrier_arrive empty#0)", 1), DEADLOCK, EMPTY, FULL)
 _("the slot is not waited for", "C15", delete(FULL), UNREAD, "wgmma")
-_("the wait comes after the product", "C15", move(FULL, after="wgmma"), UNREAD, "wgmma")
+_("the wait comes after the product", "C15", move(FULL, after="wgmma"), UNREAD, "wgmma", A, B)
 _("the wait is done twice", "C7", double(FULL), DEADLOCK, FULL, EMPTY)
 _("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
 _("the producer waits for the first lap, too", "C4", unguard(f"when({EMPTY})"), DEADLOCK, EMPTY, FULL)
@@ -205,7 +205,7 @@ _("the writer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, "wgmma", 
 _("written before the wait", "E4", move(B_WRITE, before=f"when({EMPTY})"), RACE, "wgmma", B_WRITE)
 _("the reader does not wait", "C15", delete(FULL), UNREAD, "wgmma", B_WRITE)
 _("the wait comes after the product", "C15", move(FULL, after="wgmma"), UNREAD, "wgmma", B_WRITE)
-_("the wait leaves the product in flight", "E4", param("wgmma_wait", n=1), RACE, "wgmma", B_WRITE)
+_("the wait leaves the product in flight", "E4", param("wgmma_wait", n=1), RACE, "wgmma", B_WRITE, "load#1")  # A is in registers
 _("released right after the product's issue", "C18", move(RELEASE, before="wgmma_wait"), RACE, "wgmma", B_WRITE)
 _("a signal counts half", "C8", barrier("full", num_arrivals=2), DEADLOCK, FULL, EMPTY)
 _("told twice", "C8", double(TOLD), (*OVERRUN, *DEADLOCK), TOLD, FULL, EMPTY, "wgmma")
@@ -261,21 +261,43 @@ _("the producer waits for the first lap, too", "C4", guard(f"when({EMPTY})", -1)
 _("one product too many in flight", "E4", param("wgmma_wait", n=2), RACE, A, B, "wgmma")
 _("no wait for the product", "E4", delete("wgmma_wait"), GROWS, f"for({FULL})")
 _("the slot of this step is released", "E4", all_of(unguard(f"when({RELEASE})"), slot(RELEASE, "empty")), RACE, A, B, "wgmma")
-_("a slot is released that was not read", "E4", unguard(f"when({RELEASE})"), (*OVERRUN, *DEADLOCK), A, B, "wgmma", EMPTY, RELEASE)
+_("a slot is released that was not read", "E4", unguard(f"when({RELEASE})"), ("OutOfBounds",), RELEASE)
 _("released before the wait", "E4", move(f"when({RELEASE})", before="wgmma_wait"), RACE, A, B, "wgmma")
 _("never released", "J", delete(f"when({RELEASE})"), DEADLOCK, EMPTY, FULL)
 _("one consumer's release is enough", "C8", barrier("empty", num_arrivals=1), OVERRUN, A, B, "wgmma", RELEASE, EMPTY)
 _("three consumers expected", "C8", barrier("empty", num_arrivals=3), DEADLOCK, EMPTY, FULL)
 _("two copies, one arrival", "C11", barrier("full", num_arrivals=1), MISUSE, A, B)
 _("the product reads the next slot", "C15", slot("wgmma", "b_tile"), UNREAD, B, "wgmma")
-_("the other rows are written", "D7", lambda x: x.shift_start(SWAP, "o_tile", 0, 64), ("OutOfBounds",), SWAP)
+_("the output tile is another's", "bounds", lambda x: x.shift_start(SWAP, "o_tile", 0, 2), ("OutOfBounds",), SWAP)
 _("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
-_("no wait for the store", "D8", delete("wait_smem_to_gmem"), LEAK, STORE)
+_("no wait for the last stores", "D8", delete("wait_smem_to_gmem#2"), LEAK, STORE, f"{STORE}#1")
+_("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem#0"), RACE, SWAP, STORE)
+_("the wait leaves both stores in flight", "D1", param("wait_smem_to_gmem#1", n=2), RACE, f"{SWAP}#1", f"{STORE}#1")
+_("a tile's last slot is released in flight", "E4", delete("wgmma_wait#1"), RACE, A, B, "wgmma")
+_("a tile's last slot is not released", "J", delete(f"{RELEASE}#1"), DEADLOCK, EMPTY, FULL)
 _("the budgets exceed the pool", "G8", param("set_max_registers#1", registers=240), ("RegisterBudgetError",),
   "set_max_registers#1")
 _("the producer makes a step less", "J", loop(f"for({EMPTY})", upper=-1), DEADLOCK, FULL)
-_("the consumers make a step less", "D8", loop(f"for({FULL})", upper=-1), LEAK, A, B)
+_("the consumers make a step less", "D8", loop(f"for({FULL})", upper=-1), (*LEAK, *DEADLOCK, *MISUSE), A, B, FULL, EMPTY,
+  RELEASE, f"{RELEASE}#1")
 _fine("sm90_matmul", "no product in flight", "E4: stricter", param("wgmma_wait", n=0))
+
+_ = _of("sm90_matmul_pair")
+_("a slot is refilled when the own block has released it", "D12", barrier("empty", collective_axes=()), (*OVERRUN, *DEADLOCK),
+  A, B, "wgmma", RELEASE, EMPTY)
+_("one consumer's release in each block is enough", "C8", barrier("empty", num_arrivals=1), OVERRUN, A, B, "wgmma", RELEASE,
+  f"{RELEASE}#1", EMPTY)
+_("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
+_("one product too many in flight", "E4", param("wgmma_wait", n=2), RACE, A, B, "wgmma")
+_("a tile's last slot is released in flight", "E4", delete("wgmma_wait#1"), RACE, A, B, "wgmma")
+_("a tile's last slot is not released", "J", delete(f"{RELEASE}#1"), DEADLOCK, EMPTY, FULL)
+_("the slot is not waited for", "C15", delete(FULL), UNREAD, "wgmma", A, B)
+_("the producer waits for the other slot", "C6", slot(EMPTY, "empty"), (*MISUSE, *DEADLOCK), EMPTY, FULL, RELEASE, f"{RELEASE}#1")
+_("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem#0"), RACE, SWAP, STORE)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
+_("no wait for the last stores", "D8", delete("wait_smem_to_gmem#2"), LEAK, STORE, f"{STORE}#1")
+_fine("sm90_matmul_pair", "each block loads all of B", "D12 does not apply without multicast", param(B, collective_axes=()))
+_fine("sm90_matmul_pair", "no product in flight", "E4: stricter", param("wgmma_wait", n=0))
 
 _ = _of("sm100_matmul")
 _("the result is not waited for", "F4", delete(DONE), UNREAD, LOAD, MMA)
@@ -289,12 +311,15 @@ _("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, M
 _("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
 _("no wait for the store", "D8", delete("wait_smem_to_gmem"), LEAK, STORE)
 
-for _kernel in ("attention", "attention_causal"):
+V_COVERS_K = "E4: before this K is refilled the producer waits for the V before, which is released when both have ended"
+for _kernel in ("attention", "attention_causal", "attention_registers"):
     _ = _of(_kernel)
-    _last = 1 if _kernel == "attention" else 2  # of the loop that masks and the one that does not, the latter
+    _last = 2 if _kernel == "attention_causal" else 1  # of the loop that masks and the one that does not, the latter
     _o = "q_tile" if _kernel == "attention" else "o_tile"
     Q, K, V = "copy_gmem_to_smem q_tile#0", "copy_gmem_to_smem k_tile", "copy_gmem_to_smem v_tile"
-    QK = tuple(f"wgmma q_tile#{i}" for i in range(_last + 1))
+    QREAD, QK = ("load",), tuple(f"wgmma k_tile#{i}" for i in range(_last + 1))
+    if _kernel != "attention_registers":
+        QREAD = QK
     PV = tuple(f"wgmma v_tile#{i}" for i in range(_last + 1))
     KWAIT, VWAIT = f"barrier_wait k_full#{_last}", f"barrier_wait v_full#{_last}"
     STUCK = (
@@ -303,22 +328,25 @@ for _kernel in ("attention", "attention_causal"):
         *(f"named_barrier_sync turns#{i}" for i in range(_last + 1)),
     )
     OWRITE, OSTORE = f"swap {_o}", f"copy_smem_to_gmem {_o}"
-    _("Q is not waited for", "C15", delete("barrier_wait q_full"), UNREAD, *QK, Q)
+    _("Q is not waited for", "C15", delete("barrier_wait q_full"), UNREAD, *QREAD, Q)
     _("K is not waited for", "C15", delete(KWAIT), (*UNREAD, *MISUSE), *QK, K, *STUCK)
     _("the last V is not waited for", "C15", delete(VWAIT), (*UNREAD, *MISUSE, *DEADLOCK), *PV, V, *STUCK)
     _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, *QK, K)
     _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, *PV, V)
-    _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, *QK, Q, OWRITE, OSTORE)
+    _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, *QREAD, Q, OWRITE, OSTORE)
     _("Q is refilled while its buffer's store is in flight" if _o == "q_tile" else "the output tile is reused in flight",
       "D7", delete("wait_smem_to_gmem#0"), RACE, Q, OSTORE, OWRITE)
-    _("K is released before the scores are there", "E4", move(f"barrier_arrive k_empty#{_last}",
-      before=f"wgmma_wait#{2 * _last - 1}"), RACE, K, *QK)
-    _("the wait for the scores leaves both in flight", "E4", param(f"wgmma_wait#{2 * _last - 1}", n=2), RACE, K, *QK)
+    _fine(_kernel, "K is released before the scores are there", V_COVERS_K,
+      move(f"barrier_arrive k_empty#{_last}", before=f"wgmma_wait#{2 * _last - 1}"))
+    _fine(_kernel, "the wait for the scores leaves both in flight", V_COVERS_K, param(f"wgmma_wait#{2 * _last - 1}", n=2))
     _("V is released before its product has ended", "E4", move(f"barrier_arrive v_empty#{_last - 1}",
       before=f"wgmma_wait#{2 * _last}"), RACE, V, *PV)
     _("the first K is released in flight", "E4", delete("wgmma_wait#0"), RACE, K, *QK)
-    _("the last V is released in flight", "E4", move(f"barrier_arrive v_empty#{_last}",
-      before=f"wgmma_wait#{2 * _last + 1}"), RACE, V, *PV)
+    _in_flight = move(f"barrier_arrive v_empty#{_last}", before=f"wgmma_wait#{2 * _last + 1}")
+    if _o == "o_tile":
+        _("the last V is released in flight", "E4", _in_flight, RACE, V, *PV)
+    else:
+        _fine(_kernel, "the last V is released in flight", "E4: q_empty, which comes later, covers it", _in_flight)
     _("K is never released", "J", delete(f"barrier_arrive k_empty#{_last}"), DEADLOCK, *STUCK)
     _("V is never released", "J", delete(f"barrier_arrive v_empty#{_last - 1}"), DEADLOCK, *STUCK)
     _("Q is never released", "J", delete("barrier_arrive q_empty"), DEADLOCK, *STUCK)
@@ -336,5 +364,8 @@ for _kernel in ("attention", "attention_causal"):
     _fine(_kernel, "the turns order nothing that data need", "G1: they share the tensor cores out", barrier("turns",
       num_arrivals=1))
     _fine(_kernel, "one product in flight at a time", "E4: stricter", param(f"wgmma_wait#{2 * _last - 1}", n=0))
+
+    if _kernel == "attention_registers":
+        _("Q is released before it is in registers", "D7", move("barrier_arrive q_empty", before="load"), RACE, Q, *QREAD)
 
 # fmt: on

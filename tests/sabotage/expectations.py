@@ -6,11 +6,90 @@ Keys are `str(mutant)` and `str(sabotage)`.
 
 from __future__ import annotations
 
+_END = "D8: at the kernel's end the tile must have been read; the writes are done when the grid is"
+_V_COVERS_K = (
+    "E4: before this K is refilled the producer waits for the V before, which is released when both have ended; for the "
+    "scores the planner waits itself"
+)
+_Q_COVERS_V = "E4: the next tile's V is copied after a wait for q_empty, which is released when the product has ended"
+_TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
+_OTHER_TURN = "G1: the three take turns in another order, or another one gives the start"
+
 # Mutants that break nothing, with the ordering rule that still holds.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "pipeline: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "persistent: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "sm100_tiles: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "sm90_matmul: wait_smem_to_gmem#2: wait_read_only -> True": _END,
+    "sm100_matmul: wait_smem_to_gmem: wait_read_only -> True": _END,
+    "attention: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "attention_causal: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "attention: delete wait_smem_to_gmem#1": "D8: the read-only wait behind each store has seen its tile read",
+    "attention: wait_smem_to_gmem#1: n 0 -> 1": "D8: the read-only wait behind each store has seen its tile read",
+    "handoff: when(named_barrier_arrive free): lt 3 -> lt 4": "G2: one arrival more, for which nobody waits",
+    "staged: for(barrier_wait empty): upper bound +1": "C6: one operand more is written, in its turn; nobody reads it",
+    "attention: delete wgmma_wait#1": _V_COVERS_K,
+    "attention: wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
+    "attention_causal: delete wgmma_wait#1": _V_COVERS_K,
+    "attention_causal: wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
+    "attention_causal: delete wgmma_wait#3": _V_COVERS_K,
+    "attention_causal: wgmma_wait#3: n 1 -> 2": _V_COVERS_K,
+    "attention: delete wgmma_wait#3": _Q_COVERS_V,
+    "attention: wgmma_wait#3: n 0 -> 1": _Q_COVERS_V,
+    "attention_registers: delete wgmma_wait#1": _V_COVERS_K,
+    "attention_registers: wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
+    "attention_registers: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "sm90_matmul_pair: wait_smem_to_gmem#2: wait_read_only -> True": _END,
+    "attention_registers: when(named_barrier_arrive turns#0): eq 2 -> eq 1": _OTHER_TURN,
+    "attention_registers: named_barrier_arrive turns#0: slot of turns +1": _OTHER_TURN,
+    "attention_registers: named_barrier_arrive turns#1: slot of turns +1": _OTHER_TURN,
+    "attention_registers: named_barrier_arrive turns#2: slot of turns +1": _OTHER_TURN,
+    "attention_registers: turns: num_warpgroups 2 -> 1": _TURNS,
+    "attention: turns: num_warpgroups 2 -> 1": _TURNS,
+    "attention_causal: turns: num_warpgroups 2 -> 1": _TURNS,
+}
+
+_LEFT_OUT = "a step is left out, by all who take part in it"
+_OTHER_Q = "all tiles of Q are there, and stay until all warpgroups have released them"
 
 # Mutants that take other data or leave some out, with every access in order: only the result is wrong.
-VALUE: dict[str, str] = {}
+VALUE: dict[str, str] = {
+    "pipeline: for(barrier_wait full): lower bound +1": "a step is left out, and the steps behind it take the tile before theirs",
+    "handoff: for(named_barrier_sync ready): upper bound -1": _LEFT_OUT,
+    "staged: for(barrier_wait full): lower bound +1": "a step is left out, and the steps behind it take the tile before theirs",
+    "staged: for(barrier_wait full): upper bound -1": _LEFT_OUT,
+    "sm100_tiles: for(barrier_wait done): lower bound +1": "the tiles go where those behind them belong",
+    "sm100_tiles: for(barrier_wait done): upper bound -1": _LEFT_OUT,
+    "sm100_tiles: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
+    "sm100_matmul: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
+    "attention: wgmma s_acc q_tile k_tile#0: slot of q_tile +1": "the other Q is read while the turns still order both",
+    "attention: wgmma acc v_tile#1: slot of v_tile +1": "the last V but one is refilled for the next tile only",
+    "attention_registers: load: slot of q_tile +1": _OTHER_Q,
+    "attention_registers: load: slot of q_tile -1": _OTHER_Q,
+    "attention_causal: wgmma s_acc q_tile k_tile#0: slot of q_tile +1": _OTHER_Q,
+    "attention_causal: wgmma s_acc q_tile k_tile#1: slot of q_tile +1": _OTHER_Q,
+    "attention_causal: wgmma s_acc q_tile k_tile#2: slot of q_tile +1": _OTHER_Q,
+}
+
+_LAP = (
+    "C6: data are safe, but a phase may complete before the one before has been seen, and the wait then hangs; only some "
+    "orders of events show it. To be seen in any order: of the arrivals that complete phase n + 1, one must come after each "
+    "waiter's wait for phase n"
+)
 
 # Defects that the simulator does not report as it should, with the rule that should catch them.
-KNOWN_MISSES: dict[str, str] = {}
+KNOWN_MISSES: dict[str, str] = {
+    "cluster: the producer waits for the other slot": _LAP,
+    "cluster: the other slot is released": _LAP,
+    "sm100_tiles: the producer waits for the other slot": _LAP,
+    "sm100_tiles: the product releases the other slot": _LAP,
+    "cluster: barrier_wait empty: slot of empty +1": _LAP,
+    "cluster: barrier_arrive empty: slot of empty +1": _LAP,
+    "sm100_tiles: barrier_wait empty: slot of empty +1": _LAP,
+    "sm100_tiles: tcgen05_mma acc a_tile b_tile: slot of empty +1": _LAP,
+    "sm100_matmul: barrier_wait empty: slot of empty +1": _LAP,
+    "sm100_matmul: tcgen05_mma acc a_tile b_tile: slot of empty +1": _LAP,
+    "attention: barrier_arrive v_empty#0: slot of v_empty +1": _LAP,
+    "attention_causal: barrier_wait v_empty: slot of v_empty +1": _LAP,
+    "attention_registers: barrier_wait v_empty: slot of v_empty +1": _LAP,
+}

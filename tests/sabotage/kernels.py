@@ -482,8 +482,26 @@ def sm100_tiles(tiles: int = 3, k_steps: int = 3) -> Any:
 # ---- the project's kernels ------------------------------------------------------------------------------------------
 @_maker
 def sm90_matmul() -> Any:
-    a, b = _random(1, 128, 448), _random(2, 448, 64)
-    kernel = functools.partial(matmul90.matmul, config=matmul90.MatmulConfig(block_n=64))
+    a, b = _random(1, 384, 320), _random(2, 320, 128)
+
+    def kernel(*arrays: jax.Array) -> Any:
+        config = matmul90.MatmulConfig(block_n=128, num_stages=3, persistent=True)
+        with mock.patch.object(matmul90, "multiprocessors", lambda: 1):  # one block takes all tiles
+            return matmul90.matmul(*arrays, config=config)
+
+    return kernel, "sm_90a", (a, b), ((_f32(a) @ _f32(b)).astype(BF16),), {}
+
+
+@_maker
+def sm90_matmul_pair() -> Any:
+    """As `sm90_matmul`, by a cluster of two blocks that share B."""
+    a, b = _random(1, 512, 320), _random(2, 320, 128)
+
+    def kernel(*arrays: jax.Array) -> Any:
+        config = matmul90.MatmulConfig(block_n=128, num_stages=2, cluster_m=2, persistent=True)
+        with mock.patch.object(matmul90, "multiprocessors", lambda: 2):  # one cluster takes all tiles
+            return matmul90.matmul(*arrays, config=config)
+
     return kernel, "sm_90a", (a, b), ((_f32(a) @ _f32(b)).astype(BF16),), {}
 
 
@@ -494,10 +512,9 @@ def sm100_matmul() -> Any:
     return kernel, "sm_100a", (a, b), ((_f32(a) @ _f32(b)).astype(BF16),), {}
 
 
-def _attention(causal: bool) -> Any:
+def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:
     rng = np.random.default_rng(3)
-    # Enough key blocks for every barrier of the ring to come round again; causal: behind those on the diagonal, too.
-    queries, keys, d = (384, 384, 64) if causal else (256, 320, 64)
+    d = 64
     q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (queries, keys, keys))
 
     def kernel(*arrays: jax.Array) -> Any:
@@ -505,7 +522,7 @@ def _attention(causal: bool) -> Any:
         with mock.patch.object(attention90, "multiprocessors", lambda: 1):
             return attention90.attention(
                 *arrays,
-                config=attention90.AttentionConfig(block_kv=64, persistent=True, output_tile=causal),
+                config=attention90.AttentionConfig(block_kv=64, persistent=True, **config),
                 causal=causal,
                 scale=d**-0.5,
                 return_lse=False,
@@ -519,14 +536,23 @@ def _attention(causal: bool) -> Any:
     return kernel, "sm_90a", (q, k, v), (out[None, :, None],), ATTENTION_NAMES
 
 
+# Two tiles of queries, and so many key blocks that every barrier of the ring comes round again.
 @_maker
 def attention() -> Any:
-    return _attention(causal=False)
+    return _attention(256, 320, causal=False)
 
 
 @_maker
 def attention_causal() -> Any:
-    return _attention(causal=True)
+    """The output has a buffer of its own; there are key blocks behind those on the diagonal."""
+    return _attention(384, 384, causal=True, output_tile=True)
+
+
+@_maker
+def attention_registers() -> Any:
+    """Three compute warpgroups that keep Q in registers.  So few keys that only q_empty tells when Q may be refilled."""
+    registers = dict(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+    return _attention(576, 128, causal=False, output_tile=True, q_in_registers=True, **registers)
 
 
 NAMES = tuple(MAKERS)

@@ -103,13 +103,13 @@ class _Maker:
         for i, o in enumerate(e.operands):
             if not isinstance(o, View) or o.space.kind not in ("barrier", "named_barrier", "smem"):
                 continue
-            for d, (index, extent) in enumerate(zip(o.dims, o.ref.shape, strict=True)):
-                if index.size is not None or extent == 1:
-                    continue
-                for by in (1, -1) if extent > 2 else (1,):
+            slots = [d for d, n in enumerate(o.ref.shape) if o.dims[d].size is None and n > 1]
+            for d in slots:
+                name = self.editor.name(o.ref) + (f"[{d}]" if len(slots) > 1 else "")
+                for by in (1, -1) if o.ref.shape[d] > 2 else (1,):
                     yield self.mutant(
                         path,
-                        f"{label}: slot of {self.editor.name(o.ref)} {by:+d}",
+                        f"{label}: slot of {name} {by:+d}",
                         "slot",
                         lambda x, i=i, d=d, by=by: x.shift_slot(path, i, d, by),
                     )

@@ -30,6 +30,7 @@ RULES = {
     "G1": "a named barrier orders those who take part, and counts exactly",
     "G2": "nobody arrives twice before a named barrier has completed",
     "G8": "register budgets fit the pool",
+    "bounds": "an index stays inside its buffer",
     "J": "somebody waits for what never comes",
 }
 
