@@ -1,11 +1,10 @@
 """What threads tell the shadow memories: each operation as accesses by an agent, and what it learns or hands on.
 
-`Tables` is what all blocks of a simulation share, `BlockHazards` what a block remembers, `Hazards` what a thread knows.
+`BlockHazards` is what a block remembers, `Hazards` what a thread knows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,14 @@ import numpy as np
 from ..errors import Line
 from ..layouts.operands import SharedOperand
 from ..ops.refs import Access as RefAccess
-from ..plan.model import Plan, Role, Step
-from ..program import Operand, Value, View
-from .clocks import ORDER, RUN, TMEM, Agents, Rows, ThreadClock
+from ..plan.model import Role, Step
+from ..program import Operand, View
+from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import GlobalShadow, Part
 from .memory import Array, GlobalArray, Note
-from .shadow import ASYNC, GENERIC, TENSOR, Access, Partition, ShadowMemory
+from .shadow import ASYNC, GENERIC, TENSOR, Access, ShadowMemory
+from .tables import Tables
 from .tensor_core import operand_index
 from .tma import TmaBox, box_bytes, box_shadow, chunk_index
 
@@ -29,84 +29,6 @@ if TYPE_CHECKING:
     from .barriers import MBarrier
 
 BULK_READ, BULK_WRITE, PRODUCTS = 1, 2, 3  # kinds of `Agents.issuer`
-TMEM_COLUMNS = 512
-
-
-class Tables:
-    """Numbers of agents, regions of memory and footprints of operations, for all blocks of a simulation."""
-
-    def __init__(self, plan: Plan, shared_bytes: int, fine: bool) -> None:
-        self.plan = plan
-        self.agents = Agents(plan, math.prod(plan.program.cluster))
-        self.smem = Partition(shared_bytes, fine)
-        self.tmem = Partition(TMEM_COLUMNS, fine)
-        self.input_of = {v.id: i for i, v in enumerate(plan.program.inputs)}
-        self._maps: dict[Hashable, int] = {}
-        self._map_of_step: dict[tuple[int, int, bool], int] = {}
-
-    def thread_map(self, role: Role, step: Step, access: RefAccess, value: Operand, write: bool) -> int:
-        """A number for which thread accesses which element of a view, but for where the view starts."""
-        key = (id(step), id(role), write)
-        number = self._map_of_step.get(key)
-        if number is None:
-            view = access.view
-            if access.scalar:  # all threads read it, one writes it
-                layout: Hashable = write
-            else:
-                layout = role.layouts.get(value.id) if isinstance(value, Value) else None
-            shape = tuple((d.size, d.stride) for d in view.dims)
-            number = self._maps.setdefault((layout, view.ref.id, shape, view.permutation), len(self._maps))
-            self._map_of_step[key] = number
-        return number
-
-    def shared_place(self, region: int) -> str:
-        """Buffer and slot of a region of shared memory."""
-        byte = int(np.argmax(self.smem.region_of == region))
-        for b in self.plan.buffers.values():
-            rest = byte - b.offset
-            if 0 <= rest < b.layout.nbytes:
-                slot = []
-                for d in range(max(0, min(b.layout.lead, len(b.layout.shape) - 2))):
-                    index, rest = divmod(rest, b.layout.strides()[d][0][1])
-                    slot.append(str(index))
-                name = b.value.name or f"%{b.value.id}"
-                return f"smem {name}" + (f"[{', '.join(slot)}]" if slot else "")
-        return f"byte {byte} of shared memory"
-
-    def tmem_place(self, region: int) -> str:
-        column = int(np.argmax(self.tmem.region_of == region))
-        for b in self.plan.tmem.values():
-            if b.column <= column < b.column + b.columns:
-                return f"tmem {b.value.name or f'%{b.value.id}'}, column {column - b.column}"
-        return f"column {column} of tensor memory"
-
-    def written_and_read(self) -> tuple[set[int], set[int]]:
-        """Which inputs and outputs the kernel writes, and which it reads."""
-        written: set[int] = set()
-        read: set[int] = set()
-
-        def visit(steps: tuple[Step, ...]) -> None:
-            for s in steps:
-                e = s.equation
-                if e.op == "copy_smem_to_gmem":
-                    written.add(self.plan.maps[s.data.map].input)
-                elif e.op == "copy_gmem_to_smem":
-                    read.add(self.plan.maps[s.data[0].map].input)
-                elif e.op in ("get", "load", "swap") and s.data.kind == "gmem":
-                    index = self.input_of[s.data.view.ref.id]
-                    if e.op == "swap":
-                        written.add(index)
-                    if e.results:
-                        read.add(index)
-                elif e.op == "warp_map":
-                    for role in s.data:
-                        visit(role.body.steps)
-                for r in s.regions:
-                    visit(r.steps)
-
-        for role in self.plan.roles:
-            visit(role.body.steps)
-        return written, read
 
 
 class BlockHazards:
@@ -178,9 +100,8 @@ class Hazards:
     def _generic(self, step: Step, write: bool, same: Hashable) -> Access:
         e = step.equation
         op = "a store" if write else "a load"
-        return Access(
-            self.clock.agent, self.clock.now, GENERIC, write, op, self.who, e.line, same, warpgroup=self.place
-        )
+        agent, now, apart = self.clock.agent, self.clock.now, self.tables.apart
+        return Access(agent, now, GENERIC, write, op, self.who, e.line, same, "", self.place, apart)
 
     def shared(
         self,
@@ -193,7 +114,7 @@ class Hazards:
     ) -> None:
         """An ordinary load or store in shared memory."""
         regions = self.tables.smem.footprint((id(access.view), starts), bytes_of)
-        same = (self.tables.thread_map(self.role, step, access, value, write), starts)
+        same = self.tables.thread_map(self.role, step, access, value, starts, write)
         note = self.block.smem.write if write else self.block.smem.read
         note(regions, self._generic(step, write, same), self.clock.known())
 
@@ -203,7 +124,7 @@ class Hazards:
         """To be called with the part of the array's shadow that an ordinary load or store touches."""
         if array.shadow is None:
             return None
-        same = (self.tables.thread_map(self.role, step, access, value, write), starts)
+        same = self.tables.thread_map(self.role, step, access, value, starts, write)
         own = self._generic(step, write, same)
         return lambda shadow, writers, readers: self._global(shadow, writers, readers, own, self.clock.known(), array)
 

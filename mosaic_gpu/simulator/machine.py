@@ -17,11 +17,12 @@ from ..plan.model import Plan, SharedBuffer
 from ..program import Shape, View
 from .barriers import MBarrier, NamedBarrier
 from .global_shadow import GlobalShadow
-from .hazards import BlockHazards, Tables
+from .hazards import BlockHazards
 from .memory import Array, GlobalArray, SharedMemory, shared_index_at
 from .params import SimulatorParams, current
 from .report import deadlock
 from .scheduler import Scheduler
+from .tables import Tables
 from .tensor_core import TensorCore
 from .thread import Thread
 from .tma import TmaEngine

@@ -25,10 +25,24 @@ class Access:
 
     proxy: 'generic', 'async' (TMA and MMAs on shared memory, TMA on global) or 'tensor' (tensor memory); op: what it is
     for messages; same: equal for two accesses of an agent that are in order by themselves: the same elements in the same
-    threads, or products that follow each other in the tensor core's pipeline; cleared_by: a barrier or wait that ends it.
+    threads, or products that follow each other in the tensor core's pipeline; apart: whether two different `same` of an
+    agent never touch one element from two threads; cleared_by: a barrier or wait that ends it; warpgroup: whose it is.
     """
 
-    __slots__ = ("agent", "cleared_by", "clock", "key", "line", "op", "proxy", "same", "warpgroup", "who", "write")
+    __slots__ = (
+        "agent",
+        "apart",
+        "cleared_by",
+        "clock",
+        "key",
+        "line",
+        "op",
+        "proxy",
+        "same",
+        "warpgroup",
+        "who",
+        "write",
+    )
 
     def __init__(
         self,
@@ -42,10 +56,11 @@ class Access:
         same: Hashable = None,
         cleared_by: str = "",
         warpgroup: Hashable = None,
+        apart: Callable[[Any, Any], bool] | None = None,
     ) -> None:
         self.agent, self.clock, self.proxy, self.write = agent, clock, proxy, write
         self.op, self.who, self.line, self.same, self.cleared_by = op, who, line, same, cleared_by
-        self.warpgroup = warpgroup
+        self.warpgroup, self.apart = warpgroup, apart
         self.key = agent if same is None else (agent, same)
 
 
@@ -64,7 +79,11 @@ def unordered(before: Access, after: Access, known: Rows) -> str:
         if known[FENCED, agent] >= clock:
             return ""
         return "fence" if known[ORDER, agent] >= clock or before.warpgroup == after.warpgroup else "order"
-    return "" if known[ORDER, agent] >= clock else "order"
+    if known[ORDER, agent] >= clock:
+        return ""
+    if before.apart is not None and agent == after.agent and before.proxy == after.proxy:
+        return "" if before.apart(before.same, after.same) else "order"
+    return "order"
 
 
 class Partition:

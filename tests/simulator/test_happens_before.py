@@ -248,6 +248,33 @@ def test_threads_of_a_warpgroup(other, meet, found, clean):
     assert isinstance(e, Race) and e.between == "warpgroup" and "commit_smem()" in e.remedy
 
 
+def test_parts_of_a_tile_in_the_same_threads(clean, found):
+    """B2 inside a warpgroup: two halves written, the whole read; WGMMA's rows repeat every 64, those of halves of 32 do not."""
+
+    def make(layout, half):
+        @plgpu.kernel(out_type=out(128, 64), scratch_types=[plgpu.SMEM((128, 64), jnp.float32)])
+        def kernel(x, y, s):
+            for i in range(128 // half):
+                part = plgpu.ds(i * half, half)
+                s[part] = plgpu.load(x.at[part], layout=layout)
+            y[...] = plgpu.load(s, layout=layout)
+
+        return kernel
+
+    x = randoms(128, 64)
+    np.testing.assert_array_equal(clean(make(WGMMA, 64), x)[0], x)
+    np.testing.assert_array_equal(clean(make(STRIDED, 64), x)[0], x)
+
+    @plgpu.kernel(out_type=out(64, 64), scratch_types=[plgpu.SMEM((64, 64), jnp.float32)])
+    def moved(x, y, s):
+        s[...] = plgpu.load(x, layout=WGMMA)
+        y[plgpu.ds(0, 64), plgpu.ds(0, 32)] = plgpu.load(s.at[:, plgpu.ds(32, 32)], layout=STRIDED)
+        y[plgpu.ds(0, 64), plgpu.ds(32, 32)] = plgpu.load(s.at[:, plgpu.ds(0, 32)], layout=STRIDED)
+
+    e = found(moved, randoms(64, 64))
+    assert isinstance(e, Race) and e.between == "warpgroup"
+
+
 @pytest.mark.parametrize("meet", [False, True])
 def test_scalar_store_is_one_threads(meet, found, clean):
     """B2 inside a warpgroup: one thread stores a scalar, all read it."""
