@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import LayoutConflict
 from ..layouts.registers import RegisterLayout, wgmma
-from ..layouts.shared import SharedLayout
+from ..layouts.shared import SharedLayout, itemsize
 from ..plan.model import Plan
 from ..plan.tma import TmaCopy
 from ..program import Affine, Operand, Value, View
@@ -240,7 +240,8 @@ class MemoryEmitter(ValueEmitter):
             for below, d in _with_below(digits)
             if d.dim is None and d.size > 1
         ]
-        for i in range(layout.registers):
+        width = self._global_vector(layout, view, x.dtype)
+        for i in range(0, layout.registers, width):
             part_i = layout.register_part(i)
             coordinates, inside = [], list(replicas) if store else []
             for d, index in enumerate(view.dims):
@@ -255,13 +256,36 @@ class MemoryEmitter(ValueEmitter):
             place = f"p{access.input} + {self.global_index(access.input, coordinates)}"
             test = " && ".join(inside) or "true"
             raw = f"*({stored_type(x.dtype)}*)({place})"
-            if store:
+            if width > 1:
+                with self.block(f"if ({test})"):
+                    self._move(place, x, i, width, store)
+                if not store:
+                    words = width // 2 if x.dtype in PACKED else width
+                    first = i // 2 if x.dtype in PACKED else i
+                    self.line("else { " + " ".join(f"{self.name(x)}[{first + k}] = 0;" for k in range(words)) + " }")
+            elif store:
                 v = self.element(x, i)
                 self.line(f"if ({test}) {raw} = {f'to_{half(x.dtype)}({v})' if x.dtype in PACKED else v};")
             elif x.dtype in PACKED:
                 self.line(f"set_half({self.name(x)}[{i // 2}], {i % 2}, {test} ? {raw} : (u16)0);")
             else:
                 self.line(f"{self.name(x)}[{i}] = {test} ? {raw} : ({c_type(x.dtype)})0;")
+
+    @staticmethod
+    def _global_vector(layout: RegisterLayout, view: View, dtype: str) -> int:
+        """How many of a thread's consecutive registers one access can move, so that all or none lie inside the array.
+
+        Whether the array's rows are whole numbers of such groups is a remainder of a length that is compiled in.
+        """
+        first, last, size = layout.reg[0] if layout.reg else None, view.dims[-1], itemsize(dtype)
+        columns = len(view.ref.shape) - 1
+        if first is None or size not in (2, 4) or (size == 2 and dtype not in PACKED):
+            return 1
+        if first.dim != len(view.shape) - 1 or first.stride != 1 or view.kept[-1] != columns or last.stride != 1:
+            return 1
+        return math.gcd(
+            first.size, 16 // size, view.ref.shape[columns], last.start.const, *(f for _, f in last.start.terms)
+        )
 
     # ---- TMA --------------------------------------------------------------------------------------------------------------
     def tma_load(self, copy: TmaCopy, bar: str) -> None:
