@@ -431,7 +431,11 @@ def test_a_tall_product_has_one_instruction_for_64_rows(plan, array):
 
     scratch = [plgpu.SMEM((128, 64), BF, transforms=TILE), plgpu.SMEM((64, 64), BF, transforms=TILE)]
     p = plan(body, array(8), out=array(128, 64), scratch_types=scratch)
-    assert len(body_lines(p, "wgmma_m64n64", "(v")) == 2 * 64 // 16
+    products = body_lines(p, "wgmma_m64n64", "(v")
+    accumulators = [re.search(r"\((v\d+(?: \+ \d+)?),", t)[1].partition(" + ")[2] or "0" for t in products]
+    assert accumulators == ["0"] * 4 + ["32"] * 4, "the second 64 rows have registers of their own"
+    rows = [int(re.search(r"a_low \+ (\d+)", t)[1]) for t in products]
+    assert rows == [0, 2, 4, 6] + [64 * 128 // 16 + k for k in (0, 2, 4, 6)]
 
 
 def test_copies_expect_their_bytes(plan, array):

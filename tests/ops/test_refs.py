@@ -46,8 +46,11 @@ def transforms(dtype, swizzle, rows=8):
     return () if not swizzle else (plgpu.TilingTransform((rows, swizzle // size)), plgpu.SwizzleTransform(swizzle))
 
 
-@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "int8", "bool"])
+@pytest.mark.parametrize(
+    ("dtype", "swizzle"),
+    [(t, s) for t in ("float32", "bfloat16", "int8") for s in (0, 32, 64, 128)]
+    + [("float16", 128), ("int32", 64), ("bool", 0)],
+)
 def test_through_shared_memory(dtype, swizzle, compiled):
     """GMEM to registers to SMEM to registers to GMEM, in all three layouts; two buffers that differ in their tiles."""
     x = numbers((128, 128), dtype)
@@ -67,7 +70,7 @@ def test_through_shared_memory(dtype, swizzle, compiled):
     plan = plan_of(body, [like(x)] * len(LAYOUTS), x, scratch_types=scratch)
     for found, layout in zip(simulate(plan, [x]), LAYOUTS, strict=True):
         np.testing.assert_array_equal(found, x, err_msg=str(layout))
-    if dtype in ("float32", "bfloat16", "int8"):
+    if dtype == "bfloat16" or swizzle == 128:
         assert compiled(small(dtype, swizzle)).complaints() == []
 
 
