@@ -102,6 +102,7 @@ class BlockState:
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
         self.tensor_core = TensorCore(self.shared, self.poison, self.early, self.chance)
         self.hazards: BlockHazards | None = None
+        self.threads: list[Thread] = []
         self.barriers = {
             id: [MBarrier(self._name(id, slot), a.expected, a.unit) for slot in range(a.count)]
             for id, a in plan.barriers.items()
@@ -152,6 +153,8 @@ class BlockState:
                     f"{barrier.name}: the kernel ends and nobody has waited for the last copy that arrives on it",
                     barrier.loaded_line,
                 )
+        for thread in self.threads:
+            thread.check_phases()
 
 
 class Cluster:
@@ -175,6 +178,7 @@ class Cluster:
         for block in self.blocks:
             for index, role in sorted(((i, r) for r in self.plan.roles for i in r.indices), key=lambda x: x[0]):
                 thread = Thread(block, role, index)
+                block.threads.append(thread)
                 self.scheduler.add(thread.main(), thread)
         for block in self.blocks:
             self.scheduler.add(block.tma.run(), background=True)

@@ -62,6 +62,20 @@ class Thread(ProductThread):
                     left[0].line,
                 )
 
+    def check_phases(self) -> None:
+        """At the end: one phase more than it has waited for may have ended on a barrier, not two."""
+        for warp, state in enumerate(self.warps):
+            for (array, slot), seen in state.phases.items():
+                barrier = self.block.barrier(array, slot)
+                if barrier.phase > seen + 1:
+                    line = next((s.line for s in barrier.sights.values() if s.phase == seen), self.line)
+                    raise Leak(
+                        f"{barrier.name}: {barrier.phase} phases have ended, of which warp {warp} of {self.who} has waited "
+                        f"for {seen}. It lags by {barrier.phase - seen}: waiting again, as the next tile of a persistent kernel "
+                        "would, it could not tell one phase from another. Wait for every phase, or arrive less often",
+                        line,
+                    )
+
     def run_warps(self, roles: Iterable[Role]) -> Steps:
         """Run the roles of a `warp_map` side by side; go on when all have ended."""
         self.children = []

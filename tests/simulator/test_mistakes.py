@@ -159,6 +159,31 @@ def test_lapped_barrier(run, assert_at):
     assert_at(e.value, test_lapped_barrier, "lapped")
 
 
+def test_a_role_that_lags(run):
+    """It sees the first phase in time, and no other: nothing is lost here, but the next tile would wait for the wrong phase."""
+
+    @plgpu.kernel(
+        num_threads=2, thread_name="wg", out_type=out(4), scratch_types=dict(b=plgpu.Barrier(), c=plgpu.Barrier())
+    )
+    def kernel(x, y, *, b, c):
+        wg = jax.lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def first():
+            plgpu.barrier_arrive(b)
+            plgpu.barrier_wait(c)
+            plgpu.barrier_arrive(b)
+            plgpu.barrier_arrive(b)
+
+        @plgpu.when(wg == 1)
+        def second():
+            plgpu.barrier_wait(b)
+            plgpu.barrier_arrive(c)
+
+    with pytest.raises(Leak, match="3 phases have ended, of which warp 0 of .*warpgroup 1 has waited for 1"):
+        run(kernel, randoms(4))
+
+
 def test_index_outside_at_run_time(run, assert_at):
     @plgpu.kernel(out_type=out(4, 64, 64), scratch_types=[plgpu.SMEM((2, 64, 64), jnp.float32)])
     def kernel(x, y, s):
