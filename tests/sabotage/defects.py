@@ -28,6 +28,7 @@ from .sabotages import (
     retarget,
     slot,
     unguard,
+    variant,
 )
 
 RACE = ("Race",)
@@ -217,6 +218,34 @@ _("the writer waits for the other slot", "C6", slot(EMPTY, "empty"), MISUSE, EMP
 _("the guard leaves out a wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, "wgmma", B_WRITE, EMPTY, FULL, TOLD)
 _fine("staged", "a commit more in the reader", "B3: a fence more", copy("commit_smem", before="wgmma"))
 _fine("staged", "an operand more is written", "nobody reads it", loop(f"for({EMPTY})", upper=1))
+
+# ---- through_memory: global memory between two warpgroups -----------------------------------------------------------
+_ = _of("through_memory")
+T_STORE, T_LOAD, Y_WAIT, T_FREE = "copy_smem_to_gmem t", "load t", "barrier_wait ready", "barrier_wait free"
+_("told when the tile has been read, not written", "D4", param("wait_smem_to_gmem", wait_read_only=True), RACE, T_STORE, T_LOAD)
+_("told while the store is in flight", "D4", move("wait_smem_to_gmem", after="barrier_arrive ready"), UNREAD, T_STORE, T_LOAD)
+_("the reader does not wait", "D4", delete(Y_WAIT), UNREAD, T_STORE, T_LOAD)
+_("the reader waits too late", "D4", move(Y_WAIT, after=T_LOAD), UNREAD, T_STORE, T_LOAD)
+_("the writer does not tell", "J", delete("barrier_arrive ready"), DEADLOCK, Y_WAIT, T_FREE)
+_("the writer runs ahead", "C6", delete(f"when({T_FREE})"), MISUSE, "barrier_arrive ready", Y_WAIT)
+_("no commit_smem", "B4", delete("commit_smem"), RACE, T_STORE, "swap out_tile")
+_("what ordinary stores wrote is copied", "D10", variant(writer="store", reader="copy"), RACE)
+_fine("through_memory", "stores and loads", "C15: the barrier orders generic accesses", variant(writer="store", reader="load"))
+_fine("through_memory", "copied both ways", "D4: the wait is for the writes", variant(writer="copy", reader="copy"))
+_fine("through_memory", "handed back before it is read", "t is not written twice", move("barrier_arrive free", before=T_LOAD))
+
+# ---- relay: warps on their own ---------------------------------------------------------------------------------------
+_ = _of("relay")
+COPY, LOADED, TOLD_READY, TILE_FREE = "copy_gmem_to_smem tile", "barrier_wait full", "barrier_wait ready", "barrier_wait free"
+_("only one warp has waited for the copy", "C19", delete("barrier_arrive ready", TOLD_READY), UNREAD, "load", COPY)
+_("the warp tells before the copy has landed", "C19", move("barrier_arrive ready", before=LOADED), UNREAD, "load", COPY)
+_("the warp does not wait for the copy", "C15", delete(LOADED), (*UNREAD, *LEAK), "load", COPY)
+_("the copying warp does not wait for the others", "C19", delete(f"when({TILE_FREE})"), OVERRUN, COPY, "load")
+_("the tile is handed back before it is read", "D7", move("when(barrier_arrive free)", before="load"), RACE, COPY, "load")
+_("the warp does not tell", "J", delete("barrier_arrive ready"), DEADLOCK, TOLD_READY)
+_("never handed back", "J", delete("when(barrier_arrive free)"), DEADLOCK, TILE_FREE, LOADED, TOLD_READY)
+_("one arrival too many expected", "C8", barrier("ready", num_arrivals=2), DEADLOCK, TOLD_READY, TILE_FREE)
+_("the first step waits, too", "C4", unguard(f"when({TILE_FREE})"), DEADLOCK, TILE_FREE, LOADED, TOLD_READY)
 
 # ---- sm100_tiles: tensor memory serves one tile after the other -----------------------------------------------------
 _ = _of("sm100_tiles")

@@ -386,6 +386,111 @@ def staged(k_steps: int = 5) -> Any:
 
 
 @_maker
+def through_memory(steps: int = 3, writer: str = "copy", reader: str = "load") -> Any:
+    """One warpgroup leaves tiles in global memory, another takes them from there.
+
+    writer: 'copy' (TMA) or 'store'; reader: 'load' or 'copy'.  What is stored must not be copied: no fence of this
+    language makes ordinary stores to global memory visible to TMA.
+    """
+
+    def body(x: Any, t: Any, y: Any, out_tile: Any, in_tile: Any, ready: Any, full: Any, free: Any) -> None:
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _() -> None:
+            def step(i: Any, _: None) -> None:
+                value = plgpu.load(x.at[i], layout=plgpu.Layout.WGMMA) * 2.0
+                if writer == "store":
+                    t[i] = value
+                else:
+                    out_tile[...] = value
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(out_tile, t.at[i])
+                    plgpu.wait_smem_to_gmem(0)  # written, not only read
+                plgpu.barrier_arrive(ready)
+
+                @plgpu.when(i < steps - 1)
+                def _() -> None:
+                    plgpu.barrier_wait(free)
+
+            lax.fori_loop(0, steps, step, None)
+
+        @plgpu.when(wg == 1)
+        def _() -> None:
+            def step(i: Any, _: None) -> None:
+                plgpu.barrier_wait(ready)
+                if reader == "copy":
+                    plgpu.copy_gmem_to_smem(t.at[i], in_tile, full)
+                    plgpu.barrier_wait(full)
+                    value = plgpu.load(in_tile, layout=plgpu.Layout.WGMMA)
+                else:
+                    value = plgpu.load(t.at[i], layout=plgpu.Layout.WGMMA)
+                plgpu.barrier_arrive(free)
+                y[i] = value + 1.0
+
+            lax.fori_loop(0, steps, step, None)
+
+    x = _random(1, steps, 64, 16, dtype=np.float32)
+    kernel = plgpu.kernel(
+        body,
+        [jax.ShapeDtypeStruct(x.shape, jnp.float32)] * 2,
+        scratch_types=[
+            plgpu.SMEM((64, 16), jnp.float32),
+            plgpu.SMEM((64, 16), jnp.float32),
+            plgpu.Barrier(),
+            plgpu.Barrier(),
+            plgpu.Barrier(),
+        ],
+        name="through_memory",
+        **_options(2),
+    )
+    return kernel, "sm_90a", (x,), (x * 2, x * 2 + 1), {}
+
+
+@_maker
+def relay(steps: int = 4) -> Any:
+    """Warps on their own: one copies, one waits for the copy and tells the warpgroup, which hands the tile back."""
+
+    def body(x: Any, y: Any, tile: Any, full: Any, ready: Any, free: Any) -> None:
+        def step(i: Any, _: None) -> None:
+            @plgpu.warp_map
+            def _(warp: Any) -> None:
+                @plgpu.when(warp == 0)
+                def _() -> None:
+                    @plgpu.when(i > 0)
+                    def _() -> None:
+                        plgpu.barrier_wait(free)  # all four warps have read it
+
+                    plgpu.copy_gmem_to_smem(x.at[i], tile, full)
+
+                @plgpu.when(warp == 1)
+                def _() -> None:
+                    plgpu.barrier_wait(full)
+                    plgpu.barrier_arrive(ready)
+
+            plgpu.barrier_wait(ready)
+            value = plgpu.load(tile, layout=plgpu.Layout.WGMMA)
+
+            @plgpu.when(i < steps - 1)
+            def _() -> None:
+                plgpu.barrier_arrive(free)
+
+            y[i] = value + 1.0
+
+        lax.fori_loop(0, steps, step, None)
+
+    x = _random(1, steps, 64, 16, dtype=np.float32)
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        scratch_types=[plgpu.SMEM((64, 16), jnp.float32), plgpu.Barrier(), plgpu.Barrier(), plgpu.Barrier()],
+        name="relay",
+        **_options(1),
+    )
+    return kernel, "sm_90a", (x,), (x + 1,), {}
+
+
+@_maker
 def sm100_tiles(tiles: int = 3, k_steps: int = 3) -> Any:
     """Blackwell: one accumulator in tensor memory serves several tiles, so the MMA waits until it has been read."""
 

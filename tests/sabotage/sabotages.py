@@ -97,6 +97,15 @@ def retarget(selector: str, old: str, new: str) -> Edit:
     return lambda x: x.retarget(selector, old, new)
 
 
+def variant(**options: object) -> Edit:
+    """The kernel as its maker makes it with other options."""
+
+    def edit(x: Editor) -> None:
+        x.program = case(x.program.name, **options).program
+
+    return edit
+
+
 def all_of(*edits: Edit) -> Edit:
     def edit(x: Editor) -> None:
         for e in edits:

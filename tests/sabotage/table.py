@@ -37,6 +37,14 @@ def rows(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(map(str, line))} |" for line in (head, ["---"] * len(head), *lines)]
 
 
+def grouped(reasons: Iterable[tuple[str, object]]) -> list[str]:
+    """What shares a reason, in one row."""
+    groups: dict[str, list[str]] = {}
+    for reason, what in reasons:
+        groups.setdefault(reason, []).append(str(what))
+    return rows(("why", "which"), [[reason, "<br>".join(sorted(what))] for reason, what in groups.items()])
+
+
 def counted(pairs: Iterable[tuple[str, str]], columns: Sequence[str], first: str) -> list[str]:
     """A table of counts with a last row of sums; columns that are empty throughout stay out."""
     count = collections.Counter(pairs)
@@ -106,17 +114,20 @@ def main() -> None:
         "",
         "## Not found",
         "",
-        *rows(
-            ("sabotage or mutant", "what comes out", "what should catch it"),
-            [
-                *((s, v, KNOWN_MISSES.get(str(s), s.rule)) for s, _, v in named if v),
-                *((m, o, KNOWN_MISSES.get(str(m), "?")) for m, _, o in mechanical if o not in good),
-            ],
+        *(
+            grouped(
+                [
+                    *((KNOWN_MISSES.get(str(s), s.rule), f"{s} ({v})") for s, _, v in named if v),
+                    *((KNOWN_MISSES.get(str(m), "?"), f"{m} ({o})") for m, _, o in mechanical if o not in good),
+                ]
+            )
+            if found < len(named) or any(o not in good for _, _, o in mechanical)
+            else ["Nothing."]
         ),
         "",
         "## Harmless mutants, and why",
         "",
-        *rows(("mutant", "what still holds"), sorted(EQUIVALENT.items())),
+        *grouped((why, what) for what, why in EQUIVALENT.items()),
         "",
         f"Besides, {sum(m.stronger for m, _, _ in mechanical)} mutants only wait for more than they must, and "
         f"{sum(o == 'harmless' and not m.stronger and str(m) not in EQUIVALENT for m, _, o in mechanical)} are emitted as the "
@@ -124,7 +135,7 @@ def main() -> None:
         "",
         "## Mutants that only the result shows",
         "",
-        *rows(("mutant", "why there is no race"), sorted(VALUE.items())),
+        *grouped((why, what) for what, why in VALUE.items()),
         "",
         "## Rules without a sabotage",
         "",

@@ -12,7 +12,7 @@ from .kernels import NAMES
 from .mutate import Mutant, mutants, run_mutant, same_code
 
 MUTANTS = [m for name in NAMES for m in mutants(name)]
-SAMPLE = 5  # one mutant of so many runs by default
+SAMPLE = 8  # one mutant of so many runs by default
 
 
 def _parameters() -> list:
