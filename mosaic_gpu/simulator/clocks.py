@@ -107,6 +107,7 @@ class ThreadClock:
         out: Rows = np.zeros_like(self.rows[0])
         out[RUN] = self.rows[0][RUN]
         out[RUN, self.agent] = self.now
+        self._tick()
         return out
 
     def acquire(self, released: Rows) -> None:
