@@ -104,7 +104,10 @@ class Core:
         self.env[value.id] = x if known else np.asarray(x).astype(numpy_dtype(value.dtype))
 
     def evaluate(self, a: Affine) -> int:
-        return a.const + sum(int(self.env[v.id]) * f for v, f in a.terms)
+        total = a.const
+        for v, f in a.terms:
+            total += int(self.env[v.id]) * f
+        return total
 
     def axis(self, kind: str, axis: int) -> np.int32:
         if kind == "thread":

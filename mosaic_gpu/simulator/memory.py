@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class GlobalArray:
         self.name, self.data, self.written = name, data, written
         self.bytes = data.reshape(-1).view(np.uint8)
         self.shadow: GlobalShadow | None = None
+        self.extents: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of the tensor maps of it
 
     @staticmethod
     def of_input(name: str, array: Array) -> GlobalArray:
@@ -142,6 +143,7 @@ class SharedMemory:
         self.written = np.full(size, 0 if poison else 1, np.uint8)
         self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
         self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
+        self.known: set[Hashable] = set()
         self.chunks, self.chunk_marks = self.data.reshape(-1, 16), self.written.reshape(-1, 16)
 
     @staticmethod
@@ -149,13 +151,26 @@ class SharedMemory:
         """Bytes that are there where a kernel has asked for so many."""
         return -(-max(nbytes, 1024) // 1024) * 1024
 
-    def read(self, index: Array, size: int, what: Callable[[], str]) -> Array:
-        """Raw unsigned elements of `size` bytes at element indices (byte address / size)."""
-        marks = self.marks[size][index]
-        if not (marks == WRITTEN[size]).all():
-            bad = f"{int((marks != WRITTEN[size]).sum())} of {marks.size} elements"
-            raise UninitializedRead(f"{what()}: reads shared memory that nothing has written, {bad}")
+    def read(self, index: Array, size: int, what: Callable[[], str], key: Hashable = None) -> Array:
+        """Raw unsigned elements of `size` bytes at element indices (byte address / size).
+
+        key: stands for `index`; what was written once stays so, and is not looked up again.
+        """
+        if key is None or key not in self.known:
+            marks = self.marks[size][index]
+            if not (marks == WRITTEN[size]).all():
+                bad = f"{int((marks != WRITTEN[size]).sum())} of {marks.size} elements"
+                raise UninitializedRead(f"{what()}: reads shared memory that nothing has written, {bad}")
+            if key is not None:
+                self.known.add(key)
         return self.raw[size][index]
+
+    def write_chunks(self, chunks: Array, raw: Array, key: Hashable) -> None:
+        """16-byte chunks; key: stands for `chunks`."""
+        self.chunks[chunks] = raw
+        if key not in self.known:
+            self.chunk_marks[chunks] = 1
+            self.known.add(key)
 
     def write(self, index: Array, size: int, raw: Array) -> None:
         self.raw[size][index] = raw

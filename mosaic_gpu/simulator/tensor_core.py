@@ -80,7 +80,8 @@ def gather(
         end = (int(index.max()) + 1) * operand.itemsize
         raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
     what = "tcgen05_mma" if tcgen05 else "wgmma"
-    return exact(shared.read(index, operand.itemsize, lambda: what), dtype)
+    key = (id(operand), base, rows, mn_major)
+    return exact(shared.read(index, operand.itemsize, lambda: what, key), dtype)
 
 
 def exact(raw: Array, dtype: str) -> Array:

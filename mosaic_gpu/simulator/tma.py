@@ -117,9 +117,9 @@ class TmaEngine:
         data = read_box(self.arrays[copy.map.input], copy.map, copy.coordinates)
         chunks = chunk_index(copy.address, data.nbytes, copy.map.swizzle)
         raw = data.reshape(-1).view(np.uint8).reshape(-1, 16)
+        key = ("box", copy.address, data.nbytes, copy.map.swizzle)
         for shared, barrier in copy.destinations:
-            shared.chunks[chunks] = raw
-            shared.chunk_marks[chunks] = 1
+            shared.write_chunks(chunks, raw, key)
             barrier.loaded_phase, barrier.loaded_line = barrier.phase, copy.line
             barrier.complete_tx(data.nbytes, copy.released, copy.line)
 
@@ -151,9 +151,12 @@ Place = tuple[tuple[slice, ...], int, tuple[int, ...], tuple[int, ...]]
 def box_place(array: GlobalArray, m: TensorMapPlan, coordinates: tuple[int, ...]) -> Place | None:
     """What of a box exists in the array, None for nothing: where in the box (outermost first), and the elements there:
     first, extents and steps (outermost first)."""
-    size = itemsize(m.dtype)
-    dims, strides = tensor_map_arguments(m, array.data.shape, size)
-    steps = (1, *(s // size for s in strides))
+    found = array.extents.get(id(m))
+    if found is None:
+        size = itemsize(m.dtype)
+        dims, strides = tensor_map_arguments(m, array.data.shape, size)
+        found = array.extents[id(m)] = dims, (1, *(s // size for s in strides))
+    dims, steps = found
     inside, shape, start = [], [], 0
     for c, extent, n, step in zip(coordinates, m.box, dims, steps, strict=True):
         low, high = max(0, -c), min(extent, n - c)
