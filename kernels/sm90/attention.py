@@ -1,8 +1,9 @@
 """Hopper attention forward: compute warpgroups of 64 query rows each and one memory warpgroup; K and V by TMA in stages.
 
 A step of a compute warpgroup puts the scores of the next key block and P V of the current one in flight together, and takes
-the next block's softmax (in base 2) under P V.  The warpgroups take turns on the tensor cores (named barriers), so that
-one computes exponentials while another multiplies.  Key blocks are visited from the last to the first: the blocks that
+the next block's softmax (in base 2) under P V; the last P V of a tile runs under the first scores of the next tile, so the
+tensor cores are busy throughout.  The warpgroups take turns on them (named barriers), so that one computes exponentials
+while another multiplies.  Key blocks are visited from the last to the first: the blocks that
 need a mask, for the tail or the diagonal, come first, and the steady loop has none.  The output is rescaled only by those
 warps whose maximum has grown by more than `rescale_threshold`.  Each thread block walks a list of tiles (`schedule.py`).
 """
@@ -41,8 +42,8 @@ class AttentionConfig(Config):
     take_turns: the compute warpgroups alternate on the tensor cores.
     rescale_threshold: powers of two by which a row's maximum may grow before the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per tile.
-    output_tile: the output leaves through a buffer of its own instead of Q's, so that the next Q need not wait for it.
-    q_in_registers: Q is read from shared memory once a tile instead of by every product; needs output_tile.
+    output_tile: the output leaves through shared memory and TMA; else straight from the registers; None: if it fits.
+    q_in_registers: Q is read from shared memory once a tile instead of by every product.
     """
 
     generation: ClassVar[str] = "sm90"
@@ -55,7 +56,7 @@ class AttentionConfig(Config):
     take_turns: bool = True
     rescale_threshold: float = 0.0
     persistent: bool = False
-    output_tile: bool = False
+    output_tile: bool | None = None
     q_in_registers: bool = False
 
     def __post_init__(self) -> None:
@@ -75,10 +76,6 @@ class AttentionConfig(Config):
         for n in (self.compute_registers, self.memory_registers):
             if n % 8 or not 24 <= n <= 240:
                 raise ValueError(f"{n} registers: a multiple of 8 from 24 to 240")
-        if self.q_in_registers and not self.output_tile:
-            raise ValueError(
-                "q_in_registers needs output_tile: Q's buffer is given back at once, the output cannot use it"
-            )
         if not 0 <= self.rescale_threshold <= 8:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}: 0 to 8, so that P stays below 2^8")
 
@@ -87,9 +84,17 @@ class AttentionConfig(Config):
         """Query rows of a tile."""
         return ROWS * self.compute_warpgroups
 
+    def has_output_tile(self, head_dim: int) -> bool:
+        """Whether the output leaves through shared memory."""
+        fits = self._bytes(head_dim, True) <= SHARED_LIMIT
+        return fits if self.output_tile is None else self.output_tile
+
     def shared_bytes(self, head_dim: int) -> int:
         """Bytes of shared memory for a head dimension (16-bit operands)."""
-        tiles = self.rows * (2 if self.output_tile else 1) + 2 * self.num_stages * self.block_kv
+        return self._bytes(head_dim, self.has_output_tile(head_dim))
+
+    def _bytes(self, head_dim: int, output_tile: bool) -> int:
+        tiles = self.rows * (2 if output_tile else 1) + 2 * self.num_stages * self.block_kv
         return 2 * head_dim * tiles + 8 * (2 + 4 * self.num_stages)
 
     def registers_needed(self, head_dim: int) -> int:
@@ -149,24 +154,13 @@ def _kernel(
     return_lse: bool,
 ) -> Any:
     keys, stages, computes = c.block_kv, c.num_stages, c.compute_warpgroups
+    output_tile = c.has_output_tile(d)
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
 
-    def walk_tiles(table: Any, k: Any, visit: Any) -> None:
-        """visit(turn, batch, head, first row, key blocks, steps before) for every tile of this block's list."""
-        block = lax.axis_index("block")
-
-        def key_blocks(tile: Any) -> Any:
-            needed = plgpu.cdiv(plgpu.dim_size(k, 1), keys)
-            return jnp.minimum(needed, plgpu.cdiv((tile + 1) * c.rows, keys)) if causal else needed
-
-        def body(carry: Any) -> Any:
-            turn, tile, before = carry
-            needed = key_blocks(tile)
-            visit(turn, table[turn, block, 0], table[turn, block, 1], tile * c.rows, needed, before)
-            return turn + 1, table[turn + 1, block, 2], before + needed
-
-        zero = jnp.int32(0)
-        lax.while_loop(lambda carry: carry[1] >= 0, body, (zero, table[0, block, 2], zero))
+    def key_blocks(k: Any, tile: Any) -> Any:
+        """Key blocks that a query tile needs."""
+        needed = plgpu.cdiv(plgpu.dim_size(k, 1), keys)
+        return jnp.minimum(needed, plgpu.cdiv((tile + 1) * c.rows, keys)) if causal else needed
 
     def memory(table: Any, q: Any, k: Any, v: Any, tiles: Any, barriers: Any) -> None:
         """One thread issues every copy."""
@@ -175,7 +169,11 @@ def _kernel(
         q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
         heads_per_kv = plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2))
 
-        def visit(turn: Any, batch: Any, head: Any, first_row: Any, needed: Any, before: Any) -> None:
+        block = lax.axis_index("block")
+
+        def fill(carry: Any) -> Any:
+            turn, tile, before = carry
+            batch, head, needed = table[turn, block, 0], table[turn, block, 1], key_blocks(k, tile)
             kv_head = plgpu.div(head, heads_per_kv)
 
             @plgpu.when(turn > 0)
@@ -183,26 +181,28 @@ def _kernel(
                 plgpu.barrier_wait(q_empty)
 
             for w in range(computes):
-                rows = plgpu.ds(first_row + w * ROWS, ROWS)
+                rows = plgpu.ds(tile * c.rows + w * ROWS, ROWS)
                 plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[w], q_full)
 
             def step(i: Any, _: None) -> None:
                 slot = plgpu.rem(before + i, stages)
-                block = plgpu.ds((needed - 1 - i) * keys, keys)
+                some_keys = plgpu.ds((needed - 1 - i) * keys, keys)
 
                 def refill(x: Any, x_tile: Any, full: Any, empty: Any) -> None:
                     @plgpu.when(before + i >= stages)
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    plgpu.copy_gmem_to_smem(x.at[batch, block, kv_head], x_tile.at[slot], full.at[slot])
+                    plgpu.copy_gmem_to_smem(x.at[batch, some_keys, kv_head], x_tile.at[slot], full.at[slot])
 
                 refill(k, k_tile, k_full, k_empty)
                 refill(v, v_tile, v_full, v_empty)
 
             lax.fori_loop(0, needed, step, None)
+            return turn + 1, table[turn + 1, block, 2], before + needed
 
-        walk_tiles(table, k, visit)
+        zero = jnp.int32(0)
+        lax.while_loop(lambda carry: carry[1] >= 0, fill, (zero, table[0, block, 2], zero))
 
     def compute(
         wg: Any, table: Any, k: Any, out: Any, lse: Any, tiles: Any, o_tile: Any, barriers: Any, turns: Any
@@ -250,96 +250,152 @@ def _kernel(
             else:
                 multiply()
 
-        def visit(turn: Any, batch: Any, head: Any, tile_row: Any, needed: Any, before: Any) -> None:
-            first_row = tile_row + wg * ROWS
+        def take_q() -> Any:
+            """This warpgroup's rows of Q: where products read them from."""
             plgpu.barrier_wait(q_full)
-            own_q = q_tile.at[wg]
-            if c.q_in_registers:
-                own_q = plgpu.load(own_q, layout=plgpu.Layout.WGMMA)
-                plgpu.barrier_arrive(q_empty)
+            if not c.q_in_registers:
+                return q_tile.at[wg]
+            own = plgpu.load(q_tile.at[wg], layout=plgpu.Layout.WGMMA)
+            plgpu.barrier_arrive(q_empty)
+            return own
 
-            def attend(acc: Any) -> Any:
-                def start_scores(s_acc: Any, i: Any) -> None:
-                    """Q K^T for the i-th visited block."""
-                    slot = plgpu.rem(before + i, stages)
-                    plgpu.barrier_wait(k_full.at[slot])
-                    take_turn()
-                    plgpu.wgmma(s_acc, own_q, k_tile.at[slot].transpose((1, 0)))
+        def start_scores(s_acc: Any, own_q: Any, count: Any) -> None:
+            """Q K^T with the count-th key block that was loaded."""
+            slot = plgpu.rem(count, stages)
+            plgpu.barrier_wait(k_full.at[slot])
+            take_turn()
+            plgpu.wgmma(s_acc, own_q, k_tile.at[slot].transpose((1, 0)))
 
-                def start_values(p: Any, i: Any) -> None:
-                    """acc += P V for the i-th visited block."""
-                    slot = plgpu.rem(before + i, stages)
-                    plgpu.barrier_wait(v_full.at[slot])
-                    plgpu.wgmma(acc, p, v_tile.at[slot])
+        def end_scores(count: Any, last_of_tile: Any, others: int) -> None:
+            """Wait for the scores, with `others` products behind them in flight; K, and after its last use Q, is free."""
+            plgpu.wgmma_wait(others)
+            plgpu.barrier_arrive(k_empty.at[plgpu.rem(count, stages)])
+            if not c.q_in_registers:
+                plgpu.when(last_of_tile)(lambda: plgpu.barrier_arrive(q_empty))
 
-                def first(s_acc: Any) -> Any:
-                    start_scores(s_acc, 0)
-                    pass_turn()
-                    plgpu.wgmma_wait(0)
-                    plgpu.barrier_arrive(k_empty.at[plgpu.rem(before, stages)])
-                    start = jnp.full((ROWS,), LOWEST, jnp.float32), jnp.zeros((ROWS,), jnp.float32)
-                    p, top, total, _ = softmax(mask(s_acc[...], needed - 1, first_row), *start)
-                    return p.astype(dtype), top, total
+        def start_values(acc: Any, p: Any, count: Any) -> None:
+            """acc += P V with the count-th block."""
+            slot = plgpu.rem(count, stages)
+            plgpu.barrier_wait(v_full.at[slot])
+            plgpu.wgmma(acc, p, v_tile.at[slot])
+
+        def end_values(count: Any) -> None:
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(v_empty.at[plgpu.rem(count, stages)])
+
+        def first_softmax(scores: Any, tile: Any, needed: Any) -> Any:
+            """P, maximum and sum after the first visited block of a tile, which has the tail and the diagonal."""
+            start = jnp.full((ROWS,), LOWEST, jnp.float32), jnp.zeros((ROWS,), jnp.float32)
+            p, top, total, _ = softmax(mask(scores, needed - 1, tile * c.rows + wg * ROWS), *start)
+            return p, top, total
+
+        def write_out(acc: Any, turn: Any, tile: Any, top: Any, total: Any) -> None:
+            """The end of a tile: normalise and store."""
+            batch, head = table[turn, block, 0], table[turn, block, 1]
+            rows = plgpu.ds(tile * c.rows + wg * ROWS, ROWS)
+            o = (acc[...] * jnp.where(total > 0, 1 / total, 0.0)[:, None]).astype(dtype)
+            if output_tile:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left
+                o_tile[wg] = o
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(o_tile.at[wg], out.at[batch, rows, head])
+            else:
+                out[batch, rows, head] = o
+            if lse is not None:
+                lse[batch, head, rows] = top * scale + jnp.log(total)
+
+        def attend(acc: Any) -> None:
+            def first(s_acc: Any) -> Any:
+                own_q = take_q()
+                needed = key_blocks(k, first_tile)
+                start_scores(s_acc, own_q, 0)
+                pass_turn()
+                end_scores(0, needed == 1, 0)
+                p, top, total = first_softmax(s_acc[...], first_tile, needed)
+                return carried_q(own_q), p.astype(dtype), top, total
+
+            def steps(tile: Any, needed: Any, before: Any, own_q: Any, carry: Any) -> Any:
+                """All blocks of a tile after its first; its last P V is left to do."""
 
                 def step(masked: bool, i: Any, carry: Any) -> Any:
                     p, top, total = carry
 
                     def scope(s_acc: Any) -> Any:
-                        start_scores(s_acc, i)
-                        start_values(p, i - 1)
+                        start_scores(s_acc, own_q, before + i)
+                        start_values(acc, p, before + i - 1)
                         pass_turn()
-                        plgpu.wgmma_wait(1)  # the scores are there
-                        plgpu.barrier_arrive(k_empty.at[plgpu.rem(before + i, stages)])
+                        end_scores(before + i, i == needed - 1, 1)
                         scores = s_acc[...]
                         if masked:
-                            scores = mask(scores, needed - 1 - i, first_row)
+                            scores = mask(scores, needed - 1 - i, tile * c.rows + wg * ROWS)
                         new_p, new_top, new_total, shrink = softmax(scores, top, total)
-                        plgpu.wgmma_wait(0)  # P V has ended
-                        plgpu.barrier_arrive(v_empty.at[plgpu.rem(before + i - 1, stages)])
+                        end_values(before + i - 1)
                         rescale(acc, shrink)
                         return new_p.astype(dtype), new_top, new_total
 
                     return plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
-                carry = plgpu.run_scoped(first, plgpu.ACC((ROWS, keys)))
                 begin: Any = 1
                 if causal and keys < c.rows:  # more blocks than the first touch the diagonal
-                    begin = jnp.maximum(needed - plgpu.div(tile_row + 1, keys), 1)
+                    begin = jnp.maximum(needed - plgpu.div(tile * c.rows + 1, keys), 1)
                     carry = lax.fori_loop(1, begin, functools.partial(step, True), carry)
-                p, top, total = lax.fori_loop(begin, needed, functools.partial(step, False), carry)
-                if c.output_tile and not c.q_in_registers:
-                    plgpu.barrier_arrive(q_empty)
-                start_values(p, needed - 1)
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(v_empty.at[plgpu.rem(before + needed - 1, stages)])
-                inverse = jnp.where(total > 0, 1 / total, 0.0)
-                return (acc[...] * inverse[:, None]).astype(dtype), top, total
+                return lax.fori_loop(begin, needed, functools.partial(step, False), carry)
 
-            o, top, total = plgpu.run_scoped(attend, plgpu.ACC((ROWS, d)))
-            if c.output_tile:
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left
-            o_tile[wg] = o
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(o_tile.at[wg], out.at[batch, plgpu.ds(first_row, ROWS), head])
-            if lse is not None:
-                lse[batch, head, plgpu.ds(first_row, ROWS)] = top * scale + jnp.log(total)
-            if not c.output_tile:
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # then Q's buffer is free again
-                plgpu.barrier_arrive(q_empty)
+            def one_tile(carry: Any) -> Any:
+                turn, tile, before, old_q, *state = carry
+                needed = key_blocks(k, tile)
+                p, top, total = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], tuple(state))
+                next_tile, done = table[turn + 1, block, 2], before + needed
 
+                def go_on() -> Any:
+                    """The last P V of this tile under the first scores of the next."""
+                    own_q = take_q()
+                    next_needed = key_blocks(k, next_tile)
+
+                    def scope(s_acc: Any) -> Any:
+                        start_scores(s_acc, own_q, done)
+                        start_values(acc, p, done - 1)
+                        pass_turn()
+                        end_scores(done, next_needed == 1, 1)
+                        new_p, new_top, new_total = first_softmax(s_acc[...], next_tile, next_needed)
+                        end_values(done - 1)
+                        write_out(acc, turn, tile, top, total)
+                        acc[...] = jnp.zeros((ROWS, d), jnp.float32)
+                        return new_p.astype(dtype), new_top, new_total
+
+                    return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
+
+                def end() -> Any:
+                    start_values(acc, p, done - 1)
+                    end_values(done - 1)
+                    write_out(acc, turn, tile, top, total)
+                    return old_q, p, top, total
+
+                return turn + 1, next_tile, done, *lax.cond(next_tile >= 0, go_on, end)
+
+            acc[...] = jnp.zeros((ROWS, d), jnp.float32)
+            state = plgpu.run_scoped(first, plgpu.ACC((ROWS, keys)))
+            lax.while_loop(lambda carry: carry[1] >= 0, one_tile, (zero, first_tile, zero, *state))
+
+        def carried_q(own_q: Any) -> Any:
+            """What a loop carries of Q: its registers, or nothing."""
+            return own_q if c.q_in_registers else zero
+
+        zero, block = jnp.int32(0), lax.axis_index("block")
+        first_tile = table[0, block, 2]
         if c.take_turns:  # warpgroup 0 goes first
 
             @plgpu.when(wg == computes - 1)
             def _() -> None:
                 plgpu.named_barrier_arrive(turns.at[0])
 
-        walk_tiles(table, k, visit)
+        plgpu.run_scoped(attend, plgpu.ACC((ROWS, d)))
         plgpu.wait_smem_to_gmem(0)
 
     def body(table: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
         tiles, barriers, turns = rest[:3], rest[3:9], rest[9]
-        o_tile = rest[10] if c.output_tile else tiles[0]
+        o_tile = rest[10] if output_tile else None
         wg = lax.axis_index("wg")
 
         @plgpu.when(wg == computes)
@@ -363,7 +419,7 @@ def _kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[q_type, kv_type, kv_type, q_full, q_empty, full, empty, full, empty, turns]
-        + ([q_type] if c.output_tile else []),
+        + ([q_type] if output_tile else []),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=computes + 1,

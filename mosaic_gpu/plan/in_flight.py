@@ -162,7 +162,7 @@ def _loop(e: Equation, state: State, notes: list[str]) -> list[Equation]:
     body_region = e.regions[-1]
     carried = body_region.inputs[1:] if e.op == "for" else body_region.inputs
     try:
-        equations = _sink(body_region, carried, notes)
+        equations = _sink(body_region, carried, notes, state)
     except InFlightError as error:
         if e.op != "for" or e.param("halves"):
             raise
@@ -294,54 +294,62 @@ def _release_carries(state: State, carried: Sequence[Value]) -> list[Equation]:
     return [_wait(younger, line)]
 
 
-def _sink(region: Region, carried: Sequence[Value], notes: list[str]) -> list[Equation]:
+def _sink(region: Region, carried: Sequence[Value], notes: list[str], state: State) -> list[Equation]:
     """Move the definition of a tile's next value below the wait that ends the product reading the current one.
 
-    Without this ptxas gives both the same registers and serialises every wgmma of the kernel (C7513).
+    state: at the start of the region.  Without this ptxas gives both the same registers and serialises every wgmma of the
+    kernel (C7513).
     """
     equations = list(region.equations)
-    outputs = region.outputs
-    for c, output in zip(carried, outputs, strict=True):
+    for c, output in zip(carried, region.outputs, strict=True):
         if not c.shape or not isinstance(output, Value) or output.id == c.id:
             continue
-        readers = [
-            i
-            for i, e in enumerate(equations)
-            if e.op == "wgmma" and isinstance(e.operands[1], Value) and e.operands[1].id == c.id
-        ]
-        readers += [i for i, e in enumerate(equations) if e.regions and any(_reads_tile(x, c.id) for x in walk((e,)))]
-        if not readers:
-            continue
+        reads = [e for e in walk(tuple(equations)) if _reads_tile(e, c.id)]
         definition = next((i for i, e in enumerate(equations) if any(r.id == output.id for r in e.results)), None)
-        if definition is None or definition > len(equations):
-            continue
-        end = _wait_position(equations, max(readers))
-        if equations[definition].op == "run_scoped":
-            equations[definition] = _sink_in_scope(equations[definition], c, output, notes)
-            continue
-        if definition > end:
+        if not reads or definition is None:
             continue
         e = equations[definition]
+        if e.op in ("run_scoped", "cond"):  # both the product and the next value may be in it
+            before = state.copy()
+            _region(equations[:definition], before, [])
+            equations[definition] = _sink_inside(e, c, output, notes, before)
+            continue
+        busy = _busy_after(equations, c.id, state)
+        if definition == 0 or not busy[definition - 1]:
+            continue
+        end = next((i for i in range(definition, len(equations)) if not busy[i]), None)
+        last = len(equations) - 1 if end is None else end
         users = [i for i, x in enumerate(equations) if i != definition and _reads(x, output.id)]
-        if e.op not in PURE_ON_ARRAYS or any(i <= end for i in users):
+        if e.op not in PURE_ON_ARRAYS or any(i <= last for i in users):
             raise InFlightError(
-                f"the next value of a tile is made at {e.line} while the product at "
-                f"{equations[max(readers)].line} still reads the current one; "
-                "make it after the wgmma_wait that ends this product",
+                f"the next value of a tile is made at {e.line} while the product at {reads[-1].line} still reads "
+                "the current one; make it after the wgmma_wait that ends this product",
                 e.line,
             )
-        equations.insert(end + 1, e)
+        below = [e] if end is not None else [_wait(0, e.line), e]
+        equations[last + 1 : last + 1] = below
         del equations[definition]
         notes.append(f"{e.line}: made after the wgmma_wait that ends the product reading the previous value")
     return equations
 
 
-def _sink_in_scope(e: Equation, c: Value, output: Value, notes: list[str]) -> Equation:
-    """The same inside a scope that both reads the tile and returns its next value."""
-    r = e.regions[0]
+def _sink_inside(e: Equation, c: Value, output: Value, notes: list[str], state: State) -> Equation:
+    """The same in a scope or the branches that return the next value."""
     position = [v.id for v in e.results].index(output.id)
-    inner = Region((), r.equations, (r.outputs[position],))
-    return e.with_(regions=(Region(r.inputs, tuple(_sink(inner, (c,), notes)), r.outputs),))
+    regions = []
+    for r in e.regions:
+        inner = Region((), r.equations, (r.outputs[position],))
+        regions.append(Region(r.inputs, tuple(_sink(inner, (c,), notes, state.copy())), r.outputs))
+    return e.with_(regions=tuple(regions))
+
+
+def _busy_after(equations: Sequence[Equation], tile: int, state: State) -> list[bool]:
+    """After each equation: whether a product that reads the tile is in flight."""
+    now, out = state.copy(), []
+    for e in equations:
+        _region((e,), now, [])
+        out.append(any(g.tile == tile for g in now.groups))
+    return out
 
 
 def _reads_tile(e: Equation, tile: int) -> bool:
@@ -353,18 +361,6 @@ def _reads(e: Equation, value: int) -> bool:
     if any(v.id == value for o in operands for v in scalars_of(o)):
         return True
     return any(_reads(x, value) for r in e.regions for x in r.equations)
-
-
-def _wait_position(equations: Sequence[Equation], reader: int) -> int:
-    """Index of the explicit wait that ends the group issued at `reader`; the last equation where none does."""
-    younger = 0
-    for i in range(reader + 1, len(equations)):
-        e = equations[i]
-        if e.op == "wgmma":
-            younger += 1
-        elif e.op == "wgmma_wait" and e.param("n") <= younger:
-            return i
-    return len(equations) - 1
 
 
 def _branches(e: Equation, state: State, notes: list[str]) -> Equation:

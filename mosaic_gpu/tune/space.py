@@ -25,7 +25,6 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
             "take_turns": (True, False),
             "rescale_threshold": (0.0, 8.0),
             "persistent": (False, True),
-            "output_tile": (False, True),
             "q_in_registers": (False, True),
         }
         for warpgroups, compute, memory in ((2, 240, 24), (2, 232, 40), (3, 160, 32))

@@ -29,9 +29,7 @@ def matrix(module: Any, dtype: Any, arch: str) -> Plan:
 
 CONFIGS = {
     "": lambda d: attention90.default_config(d),
-    "-persistent": lambda d: dataclasses.replace(
-        attention90.default_config(d), persistent=True, output_tile=d < 256, rescale_threshold=8.0
-    ),
+    "-persistent": lambda d: dataclasses.replace(attention90.default_config(d), persistent=True, rescale_threshold=8.0),
     "-three": lambda d: attention90.AttentionConfig(
         compute_warpgroups=3, compute_registers=160, memory_registers=32, rescale_threshold=8.0
     ),
