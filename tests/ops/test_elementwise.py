@@ -101,7 +101,9 @@ TYPES: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
-CASES = [(n, False) for n in TYPES] + [(n, True) for n in ("float32", "bfloat16", "int32", "bool")]
+SLOW = ("int16", "uint8", "uint32")  # much as int8 and int32
+CASES = [pytest.param(n, False, marks=[pytest.mark.slow] if n in SLOW else []) for n in TYPES]
+CASES += [pytest.param(n, True) for n in ("float32", "bfloat16", "int32", "bool")]
 
 
 def dtype_of(name: str) -> np.dtype:
