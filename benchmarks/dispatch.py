@@ -39,7 +39,8 @@ def _add_one(a: Any, out: Any) -> None:
 
 def smallest_kernel() -> Function:
     """One block, one warpgroup, 128 numbers: a + 1 as XLA's below."""
-    return plgpu.kernel(_add_one, jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32), name="add_one")
+    kernel: Function = plgpu.kernel(_add_one, jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32), name="add_one")
+    return kernel
 
 
 def chained(function: Function) -> Function:
@@ -94,7 +95,7 @@ def measure(
     rows = []
     for kind, calls, make in (("one call", 1, lambda f: f), (f"{CHAIN} calls", CHAIN, chained)):
         programs = {"ours": jax.jit(make(ours)), "xla": jax.jit(make(xla))}
-        text = programs["xla"].lower(x).compile().as_text()
+        text = programs["xla"].lower(x).compile().as_text() or ""
         wanted = np.asarray(x) + calls
         for name, program in programs.items():
             if not np.array_equal(np.asarray(program(x)), wanted):
@@ -102,7 +103,7 @@ def measure(
         samples = started(programs, x, max(rounds // calls, 30), wait, clock)
         for what in ("start", "end"):
             a, b = ([s / calls for s in samples[name][what]] for name in ("ours", "xla"))
-            row = {
+            row: dict[str, Any] = {
                 "program": kind,
                 "until": what,
                 "ours": statistics.median(a) * 1e6,
@@ -114,7 +115,7 @@ def measure(
 
 def _kernels(text: str) -> int:
     """Kernels of a compiled program of additions: fewer than the additions if XLA merged some in spite of the barriers."""
-    entry = text[text.index("ENTRY") :]
+    entry = text.partition("ENTRY")[2]
     return sum(entry.count(f" {what}(") for what in ("fusion", "call", "add", "custom-call"))
 
 
