@@ -100,7 +100,7 @@ class AttentionConfig(Config):
     def registers_needed(self, head_dim: int) -> int:
         """An estimate of a compute thread's registers: scores, output, P and what surrounds them."""
         q = head_dim // 4 if self.q_in_registers else 0
-        return 24 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4 + q
+        return 36 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4 + q
 
     def check(self, head_dim: int) -> None:
         """Raise UnsupportedCall for a head dim there is no kernel for, ResourceExceeded if it does not fit."""

@@ -69,6 +69,7 @@ class Machine:
         self.plan, self.arrays, self.params = plan, arrays, params
         self.chance = random.Random(params.seed) if params.seed else None
         self.inputs = {v.id: i for i, v in enumerate(plan.program.inputs)}
+        self.operands_inside: set[tuple[int, int]] = set()  # (id of an operand, address) that have been checked
         self.tables: Tables | None = None
         self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
         if params.checks:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import Line, MosaicGpuError, Race
+from ..errors import Line, MosaicGpuError, OutOfBounds, Race
 from ..layouts.operands import SharedOperand
 from ..ops.barriers import BarrierUse
 from ..ops.wgmma import WgmmaPlan
@@ -117,17 +117,33 @@ class ProductThread(Core):
         return acc
 
     # ---- wgmma ------------------------------------------------------------------------------------------------------
-    def _operand(self, operand: SharedOperand) -> int:
-        return self.plan.buffers[operand.buffer].offset + self.evaluate(operand.start)
+    def _operand(self, operand: SharedOperand, rows: int, tcgen05: bool) -> int:
+        """Address of an operand, all of which lies in its buffer; rows: of one instruction."""
+        buffer = self.plan.buffers[operand.buffer]
+        start = self.evaluate(operand.start)
+        base = buffer.offset + start
+        inside = self.block.cluster.machine.operands_inside
+        if (id(operand), base) not in inside:
+            end = buffer.offset + buffer.layout.nbytes
+            if 0 <= start < buffer.layout.nbytes:
+                index = tensor_core.operand_index(operand, base, rows, operand.mn_major, tcgen05)
+                last = (int(index.max()) + 1) * operand.itemsize
+            if not 0 <= start < buffer.layout.nbytes or last > end:
+                raise OutOfBounds(
+                    f"an operand of {'tcgen05_mma' if tcgen05 else 'wgmma'} starts at byte {start} of {buffer.value} and "
+                    f"reaches beyond its {buffer.layout.nbytes} bytes"
+                )
+            inside.add((id(operand), base))
+        return base
 
     def wgmma(self, plan: WgmmaPlan) -> None:
         """Issue a group.  It computes at once or when it is waited for: the hardware might do either."""
-        a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a)
+        a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a, 64, False)
         acc = self.accumulators[plan.acc]
         overwrite = plan.init == "zero" or (plan.init == "dynamic" and acc.fresh)
         acc.fresh = False
         acc.owners += 1
-        group = Wgmma(plan, a, self._operand(plan.b), overwrite, self.line)
+        group = Wgmma(plan, a, self._operand(plan.b, plan.n, False), overwrite, self.line)
         if self.hazards is not None:
             operands = [(plan.b, group.b, plan.n)]
             if isinstance(plan.a, SharedOperand):
@@ -181,7 +197,7 @@ class ProductThread(Core):
     def tcgen05_mma(self, plan: Tcgen05Plan) -> None:
         accumulate = bool(self.read(plan.accumulate))
         column = self.plan.tmem[plan.d].column + plan.d_column
-        a, b = self._operand(plan.a), self._operand(plan.b)
+        a, b = self._operand(plan.a, plan.m, True), self._operand(plan.b, plan.n, True)
         self.warps[0].products += 1
         if self.hazards is not None:
             self.hazards.tcgen05_mma(plan, a, b, column, self.warps[0].products, self.line)

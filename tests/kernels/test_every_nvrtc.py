@@ -31,7 +31,7 @@ CONFIGS = {
     "": lambda d: attention90.default_config(d),
     "-persistent": lambda d: dataclasses.replace(attention90.default_config(d), persistent=True, rescale_threshold=8.0),
     "-three": lambda d: attention90.AttentionConfig(
-        compute_warpgroups=3, compute_registers=160, memory_registers=32, rescale_threshold=8.0
+        block_kv=112, compute_warpgroups=3, compute_registers=160, memory_registers=32, rescale_threshold=8.0
     ),
 }
 

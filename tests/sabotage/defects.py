@@ -11,6 +11,7 @@ from .sabotages import (
     Benign,
     Sabotage,
     accumulate_by_count,
+    advance,
     all_of,
     always_accumulate,
     arrive_instead_of_commit,
@@ -22,6 +23,7 @@ from .sabotages import (
     guard,
     loop,
     move,
+    one_more_in_flight,
     param,
     restart_guard,
     restart_ring,
@@ -340,61 +342,49 @@ _("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, M
 _("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
 _("no wait for the store", "D8", delete("wait_smem_to_gmem"), LEAK, STORE)
 
-V_COVERS_K = "E4: before this K is refilled the producer waits for the V before, which is released when both have ended"
+# The attention kernel is under way: here a defect is one of every place where something is done.
 for _kernel in ("attention", "attention_causal", "attention_registers"):
     _ = _of(_kernel)
-    _last = 2 if _kernel == "attention_causal" else 1  # of the loop that masks and the one that does not, the latter
-    _o = "q_tile" if _kernel == "attention" else "o_tile"
-    Q, K, V = "copy_gmem_to_smem q_tile#0", "copy_gmem_to_smem k_tile", "copy_gmem_to_smem v_tile"
-    QREAD, QK = ("load",), tuple(f"wgmma k_tile#{i}" for i in range(_last + 1))
-    if _kernel != "attention_registers":
-        QREAD = QK
-    PV = tuple(f"wgmma v_tile#{i}" for i in range(_last + 1))
-    KWAIT, VWAIT = f"barrier_wait k_full#{_last}", f"barrier_wait v_full#{_last}"
-    STUCK = (
-        *("barrier_wait q_full", "barrier_wait q_empty", "barrier_wait k_empty", "barrier_wait v_empty"),
-        *(f"barrier_wait {n}_full#{i}" for n in "kv" for i in range(_last + 1)),
-        *(f"named_barrier_sync turns#{i}" for i in range(_last + 1)),
-    )
-    OWRITE, OSTORE = f"swap {_o}", f"copy_smem_to_gmem {_o}"
-    _("Q is not waited for", "C15", delete("barrier_wait q_full"), UNREAD, *QREAD, Q)
-    _("K is not waited for", "C15", delete(KWAIT), (*UNREAD, *MISUSE), *QK, K, *STUCK)
-    _("the last V is not waited for", "C15", delete(VWAIT), (*UNREAD, *MISUSE, *DEADLOCK), *PV, V, *STUCK)
-    _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, *QK, K)
-    _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, *PV, V)
-    _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, *QREAD, Q, OWRITE, OSTORE)
-    _("Q is refilled while its buffer's store is in flight" if _o == "q_tile" else "the output tile is reused in flight",
-      "D7", delete("wait_smem_to_gmem#0"), RACE, Q, OSTORE, OWRITE)
-    _fine(_kernel, "K is released before the scores are there", V_COVERS_K,
-      move(f"barrier_arrive k_empty#{_last}", before=f"wgmma_wait#{2 * _last - 1}"))
-    _fine(_kernel, "the wait for the scores leaves both in flight", V_COVERS_K, param(f"wgmma_wait#{2 * _last - 1}", n=2))
-    _("V is released before its product has ended", "E4", move(f"barrier_arrive v_empty#{_last - 1}",
-      before=f"wgmma_wait#{2 * _last}"), RACE, V, *PV)
-    _("the first K is released in flight", "E4", delete("wgmma_wait#0"), RACE, K, *QK)
-    _in_flight = move(f"barrier_arrive v_empty#{_last}", before=f"wgmma_wait#{2 * _last + 1}")
-    if _o == "o_tile":
-        _("the last V is released in flight", "E4", _in_flight, RACE, V, *PV)
-    else:
-        _fine(_kernel, "the last V is released in flight", "E4: q_empty, which comes later, covers it", _in_flight)
-    _("K is never released", "J", delete(f"barrier_arrive k_empty#{_last}"), DEADLOCK, *STUCK)
-    _("V is never released", "J", delete(f"barrier_arrive v_empty#{_last - 1}"), DEADLOCK, *STUCK)
-    _("Q is never released", "J", delete("barrier_arrive q_empty"), DEADLOCK, *STUCK)
-    _("one warpgroup's release of K is enough", "C8", barrier("k_empty", num_arrivals=1), OVERRUN, K, *QK,
-      "barrier_wait k_empty", *(f"barrier_arrive k_empty#{i}" for i in range(_last + 1)))
-    _("K signals V's barrier", "C15", retarget(K, "k_full", "v_full"), (*OVERRUN, *DEADLOCK), K, V, *QK, *STUCK)
-    _("the products read K before it is there", "C15", slot(QK[_last], "k_tile"), UNREAD, K, *QK)
-    _("the turn is not passed on", "J", delete(f"named_barrier_arrive turns#{_last + 1}"), DEADLOCK, *STUCK)
-    _("the turn is passed on twice", "G2", double(f"named_barrier_arrive turns#{_last + 1}"), (*MISUSE, *DEADLOCK), *STUCK,
-      f"named_barrier_arrive turns#{_last + 1}")
-    _("nobody starts", "J", delete("when(named_barrier_arrive turns)"), DEADLOCK, *STUCK)
-    _("no commit_smem", "B4", delete("commit_smem"), RACE, OSTORE, OWRITE)
-    _("the output goes to the other warpgroup's tile", "B2", slot(OWRITE, _o), UNREAD, OWRITE, OSTORE, *QK)
-    _("the store takes the other warpgroup's tile", "B2", slot(OSTORE, _o), UNREAD, OWRITE, OSTORE)
-    _fine(_kernel, "the turns order nothing that data need", "G1: they share the tensor cores out", barrier("turns",
-      num_arrivals=1))
-    _fine(_kernel, "one product in flight at a time", "E4: stricter", param(f"wgmma_wait#{2 * _last - 1}", n=0))
-
+    Q, K, V = (f"copy_gmem_to_smem {x}_tile*" for x in "qkv")
+    QREAD = "load*" if _kernel == "attention_registers" else "wgmma q_tile*"
+    QK, PV = "wgmma k_tile*", "wgmma v_tile*"
+    STUCK = (*(f"barrier_wait {x}_{y}*" for x in "qkv" for y in ("full", "empty")), "named_barrier_sync turns*")
+    OWRITE, OSTORE = "swap o_tile*", "copy_smem_to_gmem o_tile*"
+    TOLD_K, TOLD_V, PASS = "barrier_arrive k_empty", "barrier_arrive v_empty", "named_barrier_arrive turns"
+    _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, QREAD, Q)
+    _("K is not waited for", "C15", delete("barrier_wait k_full*"), UNREAD, QK, K)
+    _("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, PV, V)
+    _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, QK, K)
+    _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, PV, V)
+    _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, QREAD, Q)
+    _("K's wait leaves out a refill", "C6", guard("when(barrier_wait k_empty)", 1), OVERRUN, QK, K, *STUCK)
+    _("the first lap waits, too", "C4", unguard("when(barrier_wait k_empty)"), DEADLOCK, *STUCK)
+    _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem"), RACE, OWRITE, OSTORE)
+    _("no wait for the last stores", "D8", delete("wait_smem_to_gmem#-1"), LEAK, OSTORE)
+    _("no waits for products", "E4", delete("wgmma_wait*"), ("Race", "InFlightError"), K, V, QK, PV)
+    _("waits leave one product too many", "E4", one_more_in_flight, RACE, K, V, QK, PV)
+    _("V is released before its product has ended", "E4", advance(TOLD_V, "wgmma_wait"), RACE, V, PV)
+    _("K is released before the scores start", "E4", advance(TOLD_K, "wgmma"), (*RACE, *MISUSE), K, QK)
+    _("K is never released", "J", delete(f"{TOLD_K}*"), DEADLOCK, *STUCK)
+    _("V is never released", "J", delete(f"{TOLD_V}*"), DEADLOCK, *STUCK)
+    _("Q is never released", "J", delete("barrier_arrive q_empty*"), DEADLOCK, *STUCK)
+    _("one release of K is enough", "C8", barrier("k_empty", num_arrivals=1), OVERRUN, K, QK, f"{TOLD_K}*",
+      "barrier_wait k_empty")
+    _("one release of V is enough", "C8", barrier("v_empty", num_arrivals=1), OVERRUN, V, PV, f"{TOLD_V}*",
+      "barrier_wait v_empty")
+    _("K signals V's barrier", "C15", retarget(K[:-1], "k_full", "v_full"), (*OVERRUN, *DEADLOCK), K, V, QK, *STUCK)
+    _("products read K before it is there", "C15", slot(QK, "k_tile"), UNREAD, K, QK)
+    _("products read V before it is there", "C15", slot(PV, "v_tile"), UNREAD, V, PV)
+    _("the turn is not passed on", "J", delete(f"{PASS}*"), DEADLOCK, *STUCK)
+    _("the turn is not awaited", "G2", delete("named_barrier_sync turns*"), MISUSE, f"{PASS}*")
+    _("the turn is passed on twice", "G2", double(f"{PASS}#-1"), (*MISUSE, *DEADLOCK), *STUCK, f"{PASS}*")
+    _("no commit_smem", "B4", delete("commit_smem*"), RACE, OSTORE, OWRITE)
+    _("the output goes to the other warpgroup's tile", "B2", slot(OWRITE, "o_tile"), UNREAD, OWRITE, OSTORE)
+    _("the store takes the other warpgroup's tile", "B2", slot(OSTORE, "o_tile"), UNREAD, OWRITE, OSTORE)
+    _fine(_kernel, "the turns order nothing that data need", "G1: they share the tensor cores out",
+      barrier("turns", num_arrivals=1))
+    _fine(_kernel, "no products side by side", "E4: stricter", param("wgmma_wait*", n=0))
     if _kernel == "attention_registers":
-        _("Q is released before it is in registers", "D7", move("barrier_arrive q_empty", before="load"), RACE, Q, *QREAD)
+        _("Q is released before it is in registers", "D7", advance("barrier_arrive q_empty", "load"), RACE, Q, QREAD)
 
 # fmt: on

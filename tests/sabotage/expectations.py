@@ -76,26 +76,5 @@ VALUE: dict[str, str] = {
     "attention_causal: wgmma s_acc q_tile k_tile#2: slot of q_tile +1": _OTHER_Q,
 }
 
-_LAP = (
-    "C6: data are safe, but a phase may complete before the one before has been seen, and the wait then hangs; few random "
-    "orders show it. The comparison of clocks that should see it in any order takes a wait that stands right behind the issue "
-    "of a copy or product for a part of what its completion hands on: ThreadClock.started() gives out the clock of now and, "
-    "unlike release(), does not advance it"
-)
-
 # Defects that the simulator does not report as it should, with the rule that should catch them.
-KNOWN_MISSES: dict[str, str] = {
-    "cluster: the producer waits for the other slot": _LAP,
-    "cluster: the other slot is released": _LAP,
-    "sm100_tiles: the producer waits for the other slot": _LAP,
-    "sm100_tiles: the product releases the other slot": _LAP,
-    "cluster: barrier_wait empty: slot of empty +1": _LAP,
-    "cluster: barrier_arrive empty: slot of empty +1": _LAP,
-    "sm100_tiles: barrier_wait empty: slot of empty +1": _LAP,
-    "sm100_tiles: tcgen05_mma acc a_tile b_tile: slot of empty +1": _LAP,
-    "sm100_matmul: barrier_wait empty: slot of empty +1": _LAP,
-    "sm100_matmul: tcgen05_mma acc a_tile b_tile: slot of empty +1": _LAP,
-    "attention: barrier_arrive v_empty#0: slot of v_empty +1": _LAP,
-    "attention_causal: barrier_wait v_empty: slot of v_empty +1": _LAP,
-    "attention_registers: barrier_wait v_empty: slot of v_empty +1": _LAP,
-}
+KNOWN_MISSES: dict[str, str] = {}

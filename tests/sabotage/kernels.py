@@ -644,12 +644,12 @@ def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:
 # Two tiles of queries, and so many key blocks that every barrier of the ring comes round again.
 @_maker
 def attention() -> Any:
-    return _attention(256, 320, causal=False)
+    return _attention(256, 320, causal=False, output_tile=True)
 
 
 @_maker
 def attention_causal() -> Any:
-    """The output has a buffer of its own; there are key blocks behind those on the diagonal."""
+    """There are key blocks behind those on the diagonal."""
     return _attention(384, 384, causal=True, output_tile=True)
 
 

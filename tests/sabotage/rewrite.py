@@ -1,8 +1,9 @@
 """Small edits of a traced program: find an equation by what it does, delete it, move it, change what it names or counts.
 
 A selector is text: an operation, then the name of a Ref that it uses, then which of several: "barrier_wait empty",
-"copy_gmem_to_smem b_tile", "wgmma_wait#1".  "when(barrier_wait empty)" is the `cond` right around that equation,
-"for(...)" the loop around it and "for(for(...))" the loop around that.
+"copy_gmem_to_smem b_tile", "wgmma_wait#1", "wgmma_wait#-1" (the last).  "when(barrier_wait empty)" is the `cond` right around
+that equation, "for(...)" the loop around it and "for(for(...))" the loop around that.  "barrier_wait full*": all of them, for
+methods that take several.
 """
 
 from __future__ import annotations
@@ -79,13 +80,23 @@ class Editor:
             while self.at(path).op != {"when": "cond", "for": "for"}[around[1]]:
                 path = parent(path)
             return path
-        match = re.fullmatch(r"(\w+)(?: (\S+?))?(?:#(\d+))?", selector)
-        assert match is not None, selector
-        op, ref, number = match[1], match[2], int(match[3] or 0)
-        found = [p for p, e in self.sites() if e.op == op and (ref is None or ref in self.refs(e))]
-        if number >= len(found):
+        match = re.fullmatch(r"(.*?)(?:#(-?\d+))?", selector)
+        assert match is not None
+        found, number = self._all(match[1]), int(match[2] or 0)
+        if not -len(found) <= number < len(found):
             raise NoSuchEquation(f"{selector!r}: {self.program.name} has {len(found)} such equations")
         return found[number]
+
+    def find_all(self, selector: str) -> list[Path]:
+        """All equations that a selector with a star names, or the one of a selector without."""
+        found = self._all(selector[:-1]) if selector.endswith("*") else [self.find(selector)]
+        if not found:
+            raise NoSuchEquation(f"{selector!r}: {self.program.name} has no such equation")
+        return found
+
+    def _all(self, selector: str) -> list[Path]:
+        op, _, ref = selector.partition(" ")
+        return [p for p, e in self.sites() if e.op == op and (not ref or ref in self.refs(e))]
 
     def at(self, path: Path) -> Equation:
         equations = self.program.body
@@ -109,7 +120,15 @@ class Editor:
         self.program = dataclasses.replace(self.program, body=replace_at(self.program.body, path, new))
 
     def delete(self, selector: str) -> None:
-        self.put(self.find(selector))
+        for path in reversed(self.find_all(selector)):
+            self.put(path)
+
+    def advance(self, selector: str, op: str) -> None:
+        """Do each of several before the nearest operation `op` ahead of it in its region."""
+        for n in range(len(self.find_all(f"{selector}*"))):
+            path = self._all(selector)[n]
+            ahead = [(*path[:-1], (i, -1)) for i in range(path[-1][0])]
+            self._put_before(next(self.at(p) for p in reversed(ahead) if self.at(p).op == op), self.at(path))
 
     def double(self, selector: str) -> None:
         """Do it twice."""
@@ -119,15 +138,23 @@ class Editor:
     def move(self, selector: str, *, before: str = "", after: str = "") -> None:
         """Do it at another place, which may be in another region; what computes its indices comes along."""
         e, place = self.get(selector), self.get(before or after)
+        if before:
+            self._put_before(place, e)
+        else:
+            self.put(self._path_of(e))
+            self.put(self._path_of(place), place, e)
+
+    def _put_before(self, place: Equation, e: Equation) -> None:
+        """Move an equation, and what computes its indices so late, to a place ahead of it."""
         moved, inside = [e], {id(x) for x in walk((e,))}
-        for path, x in reversed(self.sites()) if before else ():
+        for path, x in reversed(self.sites()):
             uses = {v.id for m in moved for y in walk((m,)) for o in y.operands for v in scalars_of(o)}
             late = path > self._path_of(place) and id(x) not in inside
             if late and x.op in SCALAR and any(r.id in uses for r in x.results):
                 moved.insert(0, x)
         for x in moved:
             self.put(self._path_of(x))
-        self.put(self._path_of(place), *((*moved, place) if before else (place, *moved)))
+        self.put(self._path_of(place), *moved, place)
 
     def _path_of(self, e: Equation) -> Path:
         return next(p for p, x in self.sites() if x is e)
@@ -144,8 +171,8 @@ class Editor:
         self.put(path, *next(r for r in self.at(path).regions if r.equations).equations)
 
     def set_param(self, selector: str, **params: Any) -> None:
-        path = self.find(selector)
-        self.put_params(path, **params)
+        for path in self.find_all(selector):
+            self.put_params(path, **params)
 
     def put_params(self, path: Path, **params: Any) -> None:
         e = self.at(path)
@@ -201,11 +228,10 @@ class Editor:
 
     def other_slot(self, selector: str, ref: str, by: int = 1) -> None:
         """`shift_slot` for the first dimension of a Ref."""
-        path = self.find(selector)
-        operand = next(
-            i for i, o in enumerate(self.at(path).operands) if isinstance(o, View) and self.name(o.ref) == ref
-        )
-        self.shift_slot(path, operand, 0, by)
+        for path in reversed(self.find_all(selector)):
+            views = enumerate(self.at(path).operands)
+            operand = next(i for i, o in views if isinstance(o, View) and self.name(o.ref) == ref)
+            self.shift_slot(path, operand, 0, by)
 
     def shift_start(self, selector: str, ref: str, dim: int, by: int) -> None:
         """Another part of a buffer: the start of a dimension of a view plus `by`, not modulo anything."""

@@ -36,7 +36,8 @@ class Sabotage:
     def lines(self) -> list[Line | None]:
         """The lines that an error may name."""
         c = case(self.kernel)
-        return [Editor(c.program, c.names).line(selector) for selector in self.at]
+        editor = Editor(c.program, c.names)
+        return [editor.at(path).line for selector in self.at for path in editor.find_all(selector)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,16 @@ def double(selector: str) -> Edit:
 
 def move(selector: str, *, before: str = "", after: str = "") -> Edit:
     return lambda x: x.move(selector, before=before, after=after)
+
+
+def advance(selector: str, op: str) -> Edit:
+    return lambda x: x.advance(selector, op)
+
+
+def one_more_in_flight(x: Editor) -> None:
+    """Every wgmma_wait leaves one group more."""
+    for path in x.find_all("wgmma_wait*"):
+        x.put_params(path, n=x.at(path).param("n") + 1)
 
 
 def copy(selector: str, *, before: str = "", after: str = "") -> Edit:

@@ -197,6 +197,38 @@ def test_index_outside_at_run_time(run, assert_at):
     assert_at(e.value, test_index_outside_at_run_time, "outside")
 
 
+def test_operand_outside_at_run_time(run, assert_at):
+    """A slot past the ring is another buffer's memory."""
+
+    @plgpu.kernel(
+        out_type=out(64, 64),
+        scratch_types=dict(
+            s=plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(BF16)),
+            t=plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(BF16)),
+            b=plgpu.Barrier(num_arrivals=2),
+        ),
+    )
+    def kernel(p, x, y, *, s, t, b):
+        plgpu.copy_gmem_to_smem(x, s, b)
+        plgpu.copy_gmem_to_smem(x, t, b)
+        plgpu.barrier_wait(b)
+        tile = plgpu.load(p, layout=plgpu.Layout.WGMMA)
+
+        def scope(acc):
+            def step(i, _):
+                plgpu.wgmma(acc, tile, s.at[i])  # outside
+                plgpu.wgmma_wait(0)
+
+            jax.lax.fori_loop(0, 3, step, None)
+            return acc[...]
+
+        y[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 64)))
+
+    with pytest.raises(OutOfBounds, match="operand of wgmma starts at byte 16384 of s") as e:
+        run(kernel, randoms(64, 64, dtype=BF16), randoms(2, 64, 64, dtype=BF16))
+    assert_at(e.value, test_operand_outside_at_run_time, "outside")
+
+
 def test_store_in_flight_at_the_end(run, assert_at):
     @plgpu.kernel(out_type=out(64, 64), scratch_types=[plgpu.SMEM((64, 64), jnp.float32)])
     def kernel(x, y, s):
