@@ -36,9 +36,40 @@ class State:
     groups: list[Group]
     accumulators: dict[int, str]
     fresh: Iterator[int]  # ids that no value of the role has
+    families: Families
+    looking: bool = False  # only to see what is in flight where, before anything is moved or waited for
 
-    def copy(self) -> State:
-        return State(list(self.groups), dict(self.accumulators), self.fresh)
+    def copy(self, looking: bool = False) -> State:
+        return State(list(self.groups), dict(self.accumulators), self.fresh, self.families, looking or self.looking)
+
+
+class Families:
+    """Values that share registers: what a loop carries, through all its iterations, and what a branch or scope returns."""
+
+    def __init__(self, equations: Sequence[Equation]) -> None:
+        self.parent: dict[int, int] = {}
+        self.add(equations)
+
+    def root(self, i: int) -> int:
+        while (up := self.parent.get(i, i)) != i:
+            i = up
+        return i
+
+    def add(self, equations: Sequence[Equation]) -> None:
+        for e in walk(tuple(equations)):
+            if e.op in ("for", "while"):
+                init = e.operands[2:] if e.op == "for" else e.operands
+                body = e.regions[-1]
+                inside = body.inputs[1:] if e.op == "for" else body.inputs
+                rows: list[tuple[Operand, ...]] = list(zip(e.results, init, inside, body.outputs, strict=True))
+            elif e.op in ("cond", "run_scoped"):
+                rows = [(r, *(g.outputs[i] for g in e.regions)) for i, r in enumerate(e.results)]
+            else:
+                continue
+            for row in rows:
+                arrays = [v.id for v in row if isinstance(v, Value) and v.shape]
+                for i in arrays[1:]:
+                    self.parent[self.root(i)] = self.root(arrays[0])
 
 
 @dataclasses.dataclass
@@ -54,7 +85,7 @@ def resolve(equations: Sequence[Equation]) -> Result:
     if not any(_on_accumulator(e) for e in walk(tuple(equations))):
         return Result(tuple(equations), [])
     notes: list[str] = []
-    state = State([], {}, itertools.count(1 + max(v.id for v in _values(equations))))
+    state = State([], {}, itertools.count(1 + max(v.id for v in _values(equations))), Families(equations))
     out = _region(equations, state, notes)
     if state.groups:
         out.append(_wait(0, state.groups[-1].line))
@@ -135,8 +166,24 @@ def _region(equations: Sequence[Equation], state: State, notes: list[str]) -> li
                 body += _finish(state, ref.id, e.line)
             out.append(e.with_(regions=(Region(r.inputs, tuple(body), r.outputs),)))
         else:
+            out += _before_definition(e, state, notes)
             out.append(e)
     return out
+
+
+def _before_definition(e: Equation, state: State, notes: list[str]) -> list[Equation]:
+    """The wait that must come before registers are written which a product in flight still reads."""
+    if state.looking:
+        return []
+    written = {state.families.root(r.id) for r in e.results if r.shape and r.space is None}
+    readers = [i for i, g in enumerate(state.groups) if g.tile is not None and state.families.root(g.tile) in written]
+    if not readers:
+        return []
+    reader = state.groups[readers[-1]]
+    younger = len(state.groups) - 1 - readers[-1]
+    state.groups = state.groups[readers[-1] + 1 :]
+    notes.append(f"{e.line}: waits for the product at {reader.line}, which reads the registers that are written here")
+    return [_wait(younger, e.line)]
 
 
 def _finish(state: State, acc: int, line: Line | None) -> list[Equation]:
@@ -234,6 +281,7 @@ def _two_tiles(e: Equation, state: State, notes: list[str], error: InFlightError
     branch = Equation(
         "cond", (odd,), e.results, (), (Region((), (), results), Region((), rest.equations, rest.outputs)), e.line
     )
+    state.families.add((loop, branch))
     try:
         out = _region((e1, e2, loop, e6, e7, branch), state, notes)
     except InFlightError:
@@ -310,7 +358,7 @@ def _sink(region: Region, carried: Sequence[Value], notes: list[str], state: Sta
             continue
         e = equations[definition]
         if e.op in ("run_scoped", "cond"):  # both the product and the next value may be in it
-            before = state.copy()
+            before = state.copy(looking=True)
             _region(equations[:definition], before, [])
             equations[definition] = _sink_inside(e, c, output, notes, before)
             continue
@@ -345,7 +393,7 @@ def _sink_inside(e: Equation, c: Value, output: Value, notes: list[str], state: 
 
 def _busy_after(equations: Sequence[Equation], tile: int, state: State) -> list[bool]:
     """After each equation: whether a product that reads the tile is in flight."""
-    now, out = state.copy(), []
+    now, out = state.copy(looking=True), []
     for e in equations:
         _region((e,), now, [])
         out.append(any(g.tile == tile for g in now.groups))

@@ -354,3 +354,48 @@ def test_a_carried_tile_is_released(resolve):
 def test_roles_without_products_are_left_alone(program, array):
     p = program(lambda x, o: o.__setitem__(0, x[0]), array(8), out=array(8))
     assert in_flight.resolve(p.body).equations == p.body
+
+
+def test_a_tile_made_anew_in_every_step_waits_for_the_product_that_reads_the_last(resolve):
+    """The step's one set of registers: ptxas says nothing when it is written under a product of the step before."""
+
+    def scope(x, b, acc):
+        def step(i, _):
+            tile = plgpu.load(x, layout=plgpu.Layout.WGMMA) * 2
+            plgpu.wgmma(acc, tile, b)
+            plgpu.wgmma_wait(1)
+
+        lax.fori_loop(0, 4, step, None)
+        return acc[...]
+
+    equations, notes = resolve(scope)
+    (loop,) = [e for e in equations if e.op == "for"]
+    body = loop.regions[0].equations
+    written = next(i for i, e in enumerate(body) if e.op == "mul" and e.results[0].shape)
+    assert body[written - 1].op == "wgmma_wait" and body[written - 1].param("n") == 0
+    assert any("reads the registers that are written here" in n for n in notes)
+
+
+def test_a_branchs_value_waits_for_the_product_that_reads_what_it_becomes(resolve):
+    """The tile that a loop leaves and the next one, made in a branch while the product is in flight, share registers."""
+
+    def scope(x, b, acc):
+        first = plgpu.load(x, layout=plgpu.Layout.WGMMA)
+
+        def outer(carry):
+            n, tile = carry
+
+            def again():
+                plgpu.wgmma(acc, tile, b)
+                new = plgpu.load(x, layout=plgpu.Layout.WGMMA) * 2
+                plgpu.wgmma_wait(0)
+                return new
+
+            return n + 1, lax.cond(n > 2, again, lambda: tile)
+
+        lax.while_loop(lambda c: c[0] < 4, outer, (jnp.int32(0), first))
+        return acc[...]
+
+    equations, _ = resolve(scope)
+    order = [e.op for e in walk(tuple(equations)) if e.op in ("wgmma", "wgmma_wait", "mul")]
+    assert order.index("wgmma") < order.index("wgmma_wait") < order.index("mul")
