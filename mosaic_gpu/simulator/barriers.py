@@ -37,6 +37,7 @@ class MBarrier:
     expected: hardware arrivals that complete a phase; unit: how many of them make one of the user's.
     phase: completed phases so far; pending: arrivals still missing; tx: bytes expected and not yet landed (below zero
     when bytes landed before they were announced).
+    arrivals, previous: in this phase, and in the one before.
     observed: phases that somebody has waited for; loaded_phase: the last one in which a TMA copy landed, with its line.
     agent: of the copies that it counts, -1 where no clocks are kept; gathered: what arrivals of this phase hand on; clock:
     what completed phases have; sights: who has seen how many phases.
@@ -52,6 +53,7 @@ class MBarrier:
     loaded_phase: int = -1
     loaded_line: Line | None = None
     arrivals: list[Arrival] = dataclasses.field(default_factory=list)
+    previous: list[Arrival] = dataclasses.field(default_factory=list)
     agent: int = -1
     gathered: Rows | None = None
     clock: Rows | None = None
@@ -101,7 +103,7 @@ class MBarrier:
                 self.clock[ORDER, self.agent] = self.phase + 1
             self.phase += 1
             self.pending = self.expected
-            self.arrivals = []
+            self.previous, self.arrivals = self.arrivals, []
 
     def _check_seen(self, gathered: Rows, line: Line | None) -> None:
         """Everybody who waited for the phase before this one has seen it: by order, not by luck (PTX ISA 9.7.13.15.4)."""
@@ -130,8 +132,10 @@ class MBarrier:
         number = f"{whole}" if not rest else f"{hardware / self.unit:g}"
         return f"{number} arrival{'' if number == '1' else 's'}"
 
-    def describe_arrivals(self) -> str:
-        return "; ".join(f"{a.who}" + (f" at {a.line}" if a.line else "") for a in self.arrivals) or "none"
+    def describe_arrivals(self, previous: bool = False) -> str:
+        """Who has arrived in this phase, or had in the one before."""
+        arrivals = self.previous if previous else self.arrivals
+        return "; ".join(f"{a.who}" + (f" at {a.line}" if a.line else "") for a in arrivals) or "none"
 
     def missing(self) -> str:
         """What the current phase still needs."""

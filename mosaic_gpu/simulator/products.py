@@ -136,6 +136,9 @@ class ProductThread(Core):
             inside.add((id(operand), base))
         return base
 
+    def _name(self, operand: SharedOperand) -> str:
+        return str(self.plan.buffers[operand.buffer].value)
+
     def wgmma(self, plan: WgmmaPlan) -> None:
         """Issue a group.  It computes at once or when it is waited for: the hardware might do either."""
         a = self.env[plan.a] if isinstance(plan.a, int) else self._operand(plan.a, 64, False)
@@ -182,10 +185,10 @@ class ProductThread(Core):
         shared = self.block.shared
         if isinstance(plan.a, SharedOperand):
             assert isinstance(group.a, int)
-            a = tensor_core.gather(shared, plan.a, group.a, 64, plan.a.mn_major, plan.a_type, False)
+            a = tensor_core.gather(shared, plan.a, group.a, 64, plan.a.mn_major, plan.a_type, False, self._name(plan.a))
         else:
             a = tensor_core.register_operand(np.asarray(group.a), plan.a_type)
-        b = tensor_core.gather(shared, plan.b, group.b, plan.n, plan.b.mn_major, plan.b_type, False)
+        b = tensor_core.gather(shared, plan.b, group.b, plan.n, plan.b.mn_major, plan.b_type, False, self._name(plan.b))
         acc.data = tensor_core.multiply_add(None if group.overwrite else acc.data, a, b, plan.k_step, plan.acc_type)
 
     # ---- tcgen05 ------------------------------------------------------------------------------------------------------
@@ -201,7 +204,9 @@ class ProductThread(Core):
         self.warps[0].products += 1
         if self.hazards is not None:
             self.hazards.tcgen05_mma(plan, a, b, column, self.warps[0].products, self.line)
-        mma = tensor_core.Mma(plan, a, b, column, accumulate, self.line, self._issuer)
+        mma = tensor_core.Mma(
+            plan, a, b, column, accumulate, self.line, self._issuer, (self._name(plan.a), self._name(plan.b))
+        )
         self.block.tensor_core.submit(mma)
         if plan.barrier is not None:
             self.tcgen05_commit(plan.barrier)

@@ -72,14 +72,21 @@ def operand_index(operand: SharedOperand, base: int, rows: int, mn_major: bool, 
 
 
 def gather(
-    shared: SharedMemory, operand: SharedOperand, base: int, rows: int, mn_major: bool, dtype: str, tcgen05: bool
+    shared: SharedMemory,
+    operand: SharedOperand,
+    base: int,
+    rows: int,
+    mn_major: bool,
+    dtype: str,
+    tcgen05: bool,
+    name: str = "",
 ) -> Array:
-    """The operand [mn, k] as numbers that hold its values exactly."""
+    """The operand [mn, k] as numbers that hold its values exactly.  name: what messages call its buffer."""
     index = operand_index(operand, base, rows, mn_major, tcgen05)
     if (index.max() + 1) * operand.itemsize > shared.data.size:
         end = (int(index.max()) + 1) * operand.itemsize
         raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
-    what = "tcgen05_mma" if tcgen05 else "wgmma"
+    what = ("tcgen05_mma" if tcgen05 else "wgmma") + (f", operand {name}" if name else "")
     key = (id(operand), base, rows, mn_major)
     return exact(shared.read(index, operand.itemsize, lambda: what, key), dtype)
 
@@ -167,7 +174,7 @@ class TensorMemory:
 @dataclasses.dataclass(eq=False)
 class Mma:
     """An issued tcgen05.mma; addresses are bytes in shared memory, column is the first in tensor memory; issuer: the warp
-    (of the block) whose elected lane issues it."""
+    (of the block) whose elected lane issues it; names: of the operands' buffers."""
 
     plan: Tcgen05Plan
     a: int
@@ -176,6 +183,7 @@ class Mma:
     accumulate: bool
     line: Line | None
     issuer: int = 0
+    names: tuple[str, str] = ("", "")
 
 
 @dataclasses.dataclass(eq=False)
@@ -242,8 +250,8 @@ class TensorCore:
                 f"tcgen05.mma with m = {m}, n = {n}, accumulator code {idesc >> 4 & 3}; "
                 f"the plan says {plan.m} x {plan.n}, float32"
             )
-        a = gather(self.shared, plan.a, mma.a, m, bool(idesc >> 15 & 1), a_type, True)
-        b = gather(self.shared, plan.b, mma.b, n, bool(idesc >> 16 & 1), b_type, True)
+        a = gather(self.shared, plan.a, mma.a, m, bool(idesc >> 15 & 1), a_type, True, mma.names[0])
+        b = gather(self.shared, plan.b, mma.b, n, bool(idesc >> 16 & 1), b_type, True, mma.names[1])
         acc = self.memory.load(mma.column, n, "tcgen05_mma(accumulate=True)") if mma.accumulate else None
         self.memory.store(mma.column, multiply_add(acc, a, b, 32 // itemsize(a_type), "float32"))
 

@@ -176,7 +176,8 @@ class Thread(ProductThread):
             raise BarrierMisuse(
                 f"{barrier.name}: {self.who} waits for phase {mine}, but {barrier.phase} phases have completed: "
                 f"it was lapped. A wait sees the parity of one phase only, so on the GPU this one would hang or pass "
-                f"at the wrong time; nobody may arrive for phase {mine + 1} before every waiter has seen phase {mine}"
+                f"at the wrong time; nobody may arrive for phase {mine + 1} before every waiter has seen phase {mine}. "
+                f"Phase {barrier.phase - 1} was completed by {barrier.describe_arrivals(previous=True)}"
             )
         for w in self.warps:
             w.phases[key] = mine + 1
