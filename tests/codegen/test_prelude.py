@@ -27,6 +27,7 @@ CALLS: dict[str, list[str]] = {
         "mbarrier_expect_tx(u[0], 64)",
         "mbarrier_arrive_expect_tx(u[0], 64)",
         "mbarrier_arrive_cluster(u[0], 1)",
+        "mbarrier_arrive_cluster_count(u[0], 1, 4)",
         "mbarrier_wait(u[0], 0)",
         "mbarrier_wait(u[0], 1)",
         "u[1] += mbarrier_test(u[0], 0)",

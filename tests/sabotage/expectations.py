@@ -6,12 +6,15 @@ Keys are `str(mutant)` and `str(sabotage)`.
 
 from __future__ import annotations
 
+_NOT_RUN = "no tile of this case has one key block (attention_short has)"
+_LAST = "the last release of all, for which nobody waits; the planner puts a wait before the result is read"
+_LAST_TILE = "the last tile's release, for which nobody waits"
+_FIRST_TILE = "tile 0 comes first, so the next one is never 0"
 _END = "D8: at the kernel's end the tile must have been read; the writes are done when the grid is"
 _V_COVERS_K = (
     "E4: before this K is refilled the producer waits for the V before, which is released when both have ended; for the "
     "scores the planner waits itself"
 )
-_Q_COVERS_V = "E4: the next tile's V is copied after a wait for q_empty, which is released when the product has ended"
 _TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
 _OTHER_TURN = "G1: the three take turns in another order, or another one gives the start"
 
@@ -22,37 +25,69 @@ EQUIVALENT: dict[str, str] = {
     "sm100_tiles: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm90_matmul: wait_smem_to_gmem#2: wait_read_only -> True": _END,
     "sm100_matmul: wait_smem_to_gmem: wait_read_only -> True": _END,
-    "attention: wait_smem_to_gmem#1: wait_read_only -> True": _END,
-    "attention_causal: wait_smem_to_gmem#1: wait_read_only -> True": _END,
-    "attention: delete wait_smem_to_gmem#1": "D8: the read-only wait behind each store has seen its tile read",
-    "attention: wait_smem_to_gmem#1: n 0 -> 1": "D8: the read-only wait behind each store has seen its tile read",
     "handoff: when(named_barrier_arrive free): lt 3 -> lt 4": "G2: one arrival more, for which nobody waits",
     "relay: when(barrier_arrive free): lt 3 -> lt 4": "C6: one phase more, for which nobody waits",
     "through_memory: when(barrier_wait free): lt 2 -> lt 3": "J: the last tile is handed back, too",
     "through_memory: full: num_arrivals 1 -> 2": "nobody uses this barrier",
     "staged: for(barrier_wait empty): upper bound +1": "C6: one operand more is written, in its turn; nobody reads it",
-    "attention: delete wgmma_wait#1": _V_COVERS_K,
-    "attention: wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
-    "attention_causal: delete wgmma_wait#1": _V_COVERS_K,
-    "attention_causal: wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
-    "attention_causal: delete wgmma_wait#3": _V_COVERS_K,
-    "attention_causal: wgmma_wait#3: n 1 -> 2": _V_COVERS_K,
-    "attention: delete wgmma_wait#3": _Q_COVERS_V,
-    "attention: wgmma_wait#3: n 0 -> 1": _Q_COVERS_V,
-    "attention_registers: delete wgmma_wait#1": _V_COVERS_K,
-    "attention_registers: wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
-    "attention_registers: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm90_matmul_pair: wait_smem_to_gmem#2: wait_read_only -> True": _END,
-    "attention_registers: when(named_barrier_arrive turns#0): eq 2 -> eq 1": _OTHER_TURN,
-    "attention_registers: named_barrier_arrive turns#0: slot of turns +1": _OTHER_TURN,
-    "attention_registers: named_barrier_arrive turns#1: slot of turns +1": _OTHER_TURN,
-    "attention_registers: named_barrier_arrive turns#2: slot of turns +1": _OTHER_TURN,
-    "attention_registers: turns: num_warpgroups 2 -> 1": _TURNS,
-    "attention: turns: num_warpgroups 2 -> 1": _TURNS,
-    "attention_causal: turns: num_warpgroups 2 -> 1": _TURNS,
+    **{
+        f"{kernel}: {what}": why
+        for kernel, changes in {
+            "attention": {
+                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "when(barrier_arrive q_empty#0): eq 1 -> eq 2": _NOT_RUN,
+                "when(barrier_arrive q_empty#0): eq 1 -> eq 0": _NOT_RUN,
+                "delete barrier_arrive q_empty#0": _NOT_RUN,
+                "when(barrier_arrive q_empty#2): eq 1 -> eq 2": _NOT_RUN,
+                "when(barrier_arrive q_empty#2): eq 1 -> eq 0": _NOT_RUN,
+                "delete barrier_arrive q_empty#2": _NOT_RUN,
+                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "delete wgmma_wait#3": _LAST,
+                "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete barrier_arrive v_empty#1": _LAST,
+                "delete wgmma_wait#4": _V_COVERS_K,
+                "wgmma_wait#4: n 1 -> 2": _V_COVERS_K,
+                "turns: num_warpgroups 2 -> 1": _TURNS,
+            },
+            "attention_causal": {
+                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "when(barrier_arrive q_empty#0): eq 1 -> eq 2": _NOT_RUN,
+                "when(barrier_arrive q_empty#0): eq 1 -> eq 0": _NOT_RUN,
+                "delete barrier_arrive q_empty#0": _NOT_RUN,
+                "delete barrier_arrive q_empty#1": _LAST_TILE,
+                "when(barrier_arrive q_empty#3): eq 1 -> eq 0": _NOT_RUN,
+                "delete barrier_arrive q_empty#3": _NOT_RUN,
+                "delete wgmma_wait#1": _V_COVERS_K,
+                "wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
+                "delete wgmma_wait#5": _LAST,
+                "wgmma_wait#5: n 0 -> 1": _LAST,
+                "delete barrier_arrive v_empty#2": _LAST,
+                "delete wgmma_wait#6": _V_COVERS_K,
+                "wgmma_wait#6: n 1 -> 2": _V_COVERS_K,
+                "turns: num_warpgroups 2 -> 1": _TURNS,
+            },
+            "attention_registers": {
+                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "delete wgmma_wait#1": _V_COVERS_K,
+                "wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
+                "delete wgmma_wait#3": _LAST,
+                "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete barrier_arrive v_empty#1": _LAST,
+                "delete wgmma_wait#4": _V_COVERS_K,
+                "wgmma_wait#4: n 1 -> 2": _V_COVERS_K,
+                "when(named_barrier_arrive turns#0): eq 2 -> eq 1": _OTHER_TURN,
+                **{f"named_barrier_arrive turns#{i}: slot of turns +1": _OTHER_TURN for i in range(4)},
+                "turns: num_warpgroups 2 -> 1": _TURNS,
+            },
+        }.items()
+        for what, why in changes.items()
+    },
 }
 
 _LEFT_OUT = "a step is left out, by all who take part in it"
+_LAST_V = "the last product of all: no V is refilled any more"
 _OTHER_Q = "all tiles of Q are there, and stay until all warpgroups have released them"
 
 # Mutants that take other data or leave some out, with every access in order: only the result is wrong.
@@ -67,13 +102,12 @@ VALUE: dict[str, str] = {
     "sm100_tiles: for(barrier_wait done): upper bound -1": _LEFT_OUT,
     "sm100_tiles: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     "sm100_matmul: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
-    "attention: wgmma s_acc q_tile k_tile#0: slot of q_tile +1": "the other Q is read while the turns still order both",
-    "attention: wgmma acc v_tile#1: slot of v_tile +1": "the last V but one is refilled for the next tile only",
-    "attention_registers: load: slot of q_tile +1": _OTHER_Q,
-    "attention_registers: load: slot of q_tile -1": _OTHER_Q,
-    "attention_causal: wgmma s_acc q_tile k_tile#0: slot of q_tile +1": _OTHER_Q,
-    "attention_causal: wgmma s_acc q_tile k_tile#1: slot of q_tile +1": _OTHER_Q,
-    "attention_causal: wgmma s_acc q_tile k_tile#2: slot of q_tile +1": _OTHER_Q,
+    "attention: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
+    "attention_causal: wgmma acc v_tile#2: slot of v_tile +1": _LAST_V,
+    "attention_registers: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
+    **{f"attention: wgmma s_acc q_tile k_tile#{i}: slot of q_tile +1": _OTHER_Q for i in range(3)},
+    **{f"attention_causal: wgmma s_acc q_tile k_tile#{i}: slot of q_tile +1": _OTHER_Q for i in range(4)},
+    **{f"attention_registers: load#{i}: slot of q_tile {by:+d}": _OTHER_Q for i in range(2) for by in (1, -1)},
 }
 
 # Defects that the simulator does not report as it should, with the rule that should catch them.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from .defects import BENIGN, SABOTAGES
 from .expectations import EQUIVALENT, KNOWN_MISSES, VALUE
-from .kernels import NAMES, case
+from .kernels import MUTATED, NAMES, case
 from .mutate import Mutant, mutants, run_mutant, same_code
 from .rules import RULES, UNWRITABLE
 from .sabotages import run_sabotage, verdict
@@ -60,7 +60,7 @@ def main() -> None:
     dirty = [n for n in NAMES if judge(case(n), case(n).program, 12) is not None]
     alarms = [(b, f) for b in BENIGN if (f := run_sabotage(b)) is not None]
     named = [(s, f, verdict(s, f)) for s in SABOTAGES for f in [run_sabotage(s)]]
-    mechanical = [(m, f, outcome(m, f)) for n in NAMES for m in mutants(n) for f in [run_mutant(m)]]
+    mechanical = [(m, f, outcome(m, f)) for n in MUTATED for m in mutants(n) for f in [run_mutant(m)]]
     unexpected = [f"{s}: {v}" for s, _, v in named if bool(v) != (str(s) in KNOWN_MISSES)]
     good = ("found", "refused", "harmless", "value")
     unexpected += [f"{m}: {o} {f}" for m, f, o in mechanical if (o not in good) != (str(m) in KNOWN_MISSES)]
