@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable
 
 from mosaic_gpu.errors import Line
@@ -218,4 +219,6 @@ def verdict(s: Sabotage, finding: Finding | None) -> str:
         return f"{finding} instead of {' or '.join(s.expect)}"
     if s.at and finding.line not in s.lines():
         return f"{finding}, not at {' or '.join(s.at)}"
+    if finding.cls == "Race" and len(re.findall(r"\.py:\d+", finding.message)) < 2:
+        return f"{finding}, which names one of the two accesses only"
     return ""

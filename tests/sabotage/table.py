@@ -73,6 +73,7 @@ def main() -> None:
     commit = subprocess.run(["git", "log", "-1", "--format=%h"], capture_output=True, text=True, check=True).stdout
     ways = ", ".join(name for name, _ in configurations())
     found = sum(not v for _, _, v in named)
+    first = collections.Counter(f.how for _, f, v in named if f is not None and not v)
     columns = ("found", "refused", "value", "harmless", "value, no report", "missed", "false alarm", "crash")
     out = [
         "# Sabotage: what the simulator finds, and what it does not",
@@ -90,7 +91,9 @@ def main() -> None:
         "",
         "## Named sabotages",
         "",
-        "Found: the error has the right class and names a line of the defect. A wrong result alone does not count.",
+        "Found: the error has the right class, names a line of the defect, and of a race both ends. A wrong result alone does "
+        "not count, but for one where nothing else is wrong (an accumulator that starts from the tile before). The way in "
+        "which they were found first: " + ", ".join(f"{how} {n}" for how, n in first.most_common()) + ".",
         "",
         *counted(((s.kernel, "not found" if v else "found") for s, _, v in named), ("found", "not found"), "kernel"),
         "",
