@@ -16,7 +16,7 @@ from jax.ref import AbstractRef
 
 from ..errors import OutOfBounds, UnsupportedCall
 from ..memory import GMEM_SPACE
-from ..program import CompilerParams, Equation, Program, Value
+from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
 from .memory import RefType
 from .primitives import is_ref
@@ -57,6 +57,7 @@ def kernel(
     out_shape: Any = UNSET,
     scratch_shapes: Any = UNSET,
     kernel_name: str | None = None,
+    debug: bool = False,
 ) -> Any:
     """Make a GPU kernel out of `body(*input_refs, *output_refs, *scratch_refs)`.
 
@@ -69,6 +70,7 @@ def kernel(
     num_threads, thread_name: warpgroups of 128 threads in a block, and the axis that tells them apart.
     interpret: True runs the simulator whatever the device, `SimulatorParams(...)` too, and says how; None: only where there
     is no GPU.
+    debug: print the traced program (`mosaic-gpu compile --stages` shows every pass).
     out_shape, scratch_shapes, kernel_name: older spellings of out_type, scratch_types and name.
 
     The body must return None, may capture Python and NumPy scalars but no arrays.  The result is a function on arrays that
@@ -88,6 +90,7 @@ def kernel(
         thread_name=thread_name,
         interpret=interpret,
         name=name or kernel_name,
+        debug=debug,
     )
     if body is UNSET:
         return lambda b: _Kernel(b, **options)
@@ -211,6 +214,8 @@ class _Kernel:
             params=o["compiler_params"],
             line=line,
         )
+        if o["debug"]:
+            print(format_program(program))
         return Traced(program, outs, o["interpret"])
 
     def _names(self, tree: Any, scratch_tree: Any, outputs: int) -> list[str]:

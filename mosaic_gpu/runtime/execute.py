@@ -52,10 +52,20 @@ def target_arch(program: Program, capability: tuple[int, int] | None) -> str:
 
 @functools.lru_cache(maxsize=256)
 def plan_of(program: Program, arch: str) -> Plan:
+    return build_plan(program, arch)
+
+
+@functools.lru_cache(maxsize=256)
+def plan_to_simulate(program: Program) -> Plan:
     """The plan, after the emitter has seen it: what it refuses, the simulator must not accept."""
-    plan = build_plan(program, arch)
+    plan = plan_of(program, target_arch(program, None))
     emit(plan)
     return plan
+
+
+def writes_nothing(traced: Traced) -> bool:
+    """An empty grid, or outputs without elements: nothing runs, on a GPU or in the simulator, and outputs are zeros."""
+    return math.prod(traced.program.grid) == 0 or all(math.prod(a.shape) == 0 for a in traced.out_avals)
 
 
 def run(traced: Traced, args: Sequence[Any]) -> list[Any]:
@@ -91,7 +101,9 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
     from ..simulator.machine import simulate as run_simulator
 
     try:
-        plan = plan_of(traced.program, target_arch(traced.program, None))
+        plan = plan_to_simulate(traced.program)
+        if writes_nothing(traced):
+            return [np.zeros(a.shape, a.dtype) for a in traced.out_avals]
         return run_simulator(plan, [np.asarray(a) for a in arrays], traced.simulator_params)
     except MosaicGpuError as error:
         _last[:] = [error]
@@ -101,9 +113,7 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
 def simulator_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     """The kernel as a callback, for a CPU lowering."""
     _announce()
-    plan_of(
-        traced.program, target_arch(traced.program, None)
-    )  # what the compiler refuses is refused when it is lowered
+    plan_to_simulate(traced.program)  # what the compiler refuses is refused when it is lowered
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
     return list(jax.pure_callback(lambda *a: simulate(traced, *a), types, *args))
 
@@ -116,7 +126,7 @@ def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     devices = device.gpu_devices()
     capability = device.compute_capability(devices[0]) if devices else None
     plan = plan_of(traced.program, target_arch(traced.program, capability))
-    if math.prod(plan.program.grid) == 0 or all(math.prod(t.shape) == 0 for t in types):
+    if writes_nothing(traced):
         return [jax.numpy.zeros(t.shape, t.dtype) for t in types]
     return jax_ffi.launch_call(launch_spec(plan), args, types)
 

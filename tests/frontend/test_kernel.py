@@ -262,3 +262,20 @@ def test_the_wrong_kind_of_memory(use, words):
 
     with pytest.raises(TypeError, match=words):
         plgpu.kernel(body, X, scratch_types=[plgpu.SMEM(8, F), plgpu.Barrier()]).program(X)
+
+
+def test_an_empty_grid_runs_nothing_and_gives_zeros():
+    def body(x, o):
+        o[plgpu.program_id(0)] = x[0]
+
+    f = plgpu.kernel(body, jax.ShapeDtypeStruct((4,), jnp.float32), grid=(0,), num_threads=1, thread_name="wg")
+    for call in (f, jax.jit(f)):
+        np.testing.assert_array_equal(np.asarray(call(jnp.ones(4))), np.zeros(4))
+
+
+def test_debug_prints_the_program(capsys):
+    def body(x, o):
+        o[0] = x[0]
+
+    plgpu.kernel(body, jax.ShapeDtypeStruct((4,), jnp.float32), debug=True, name="shown").program(jnp.ones(4))
+    assert "kernel shown" in capsys.readouterr().out
