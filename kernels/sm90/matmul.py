@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
+from mosaic_gpu.kernels.operands import check_matmul
 from mosaic_gpu.runtime.device import multiprocessors
 
 ROWS = 64  # of a compute warpgroup
@@ -81,14 +82,7 @@ def matmul(a: jax.Array, b: jax.Array, config: MatmulConfig | None = None) -> ja
 
     Any m; k and n multiples of 8 (TMA moves rows of 16 bytes).  Raises UnsupportedCall for anything else.
     """
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise UnsupportedCall(f"matmul of {a.shape} and {b.shape}: it takes (m, k) and (k, n)")
-    if a.dtype != b.dtype or a.dtype not in (jnp.float16, jnp.bfloat16):
-        raise UnsupportedCall(f"matmul of {a.dtype} and {b.dtype}: both float16 or both bfloat16")
-    if a.shape[1] % 8 or b.shape[1] % 8:
-        raise UnsupportedCall(
-            f"matmul with k = {a.shape[1]} and n = {b.shape[1]}: multiples of 8 only, since TMA moves rows of 16 bytes; pad them"
-        )
+    check_matmul(a, b)
     if 0 in (*a.shape, *b.shape):
         return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
     result: jax.Array = _kernel(a.shape[0], b.shape[1], jnp.dtype(a.dtype), config or MatmulConfig())(a, b)
