@@ -188,6 +188,12 @@ class CompilerParams:
     arch: str | None = None
     strict: bool = False
 
+    def __post_init__(self) -> None:
+        if self.arch not in (None, "sm_90a", "sm_100a", "sm_103a"):
+            raise ValueError(
+                f"CompilerParams(arch={self.arch!r}): 'sm_90a', 'sm_100a' or 'sm_103a', or None for the device's"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:

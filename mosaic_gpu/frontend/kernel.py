@@ -118,8 +118,9 @@ class _Kernel:
         for sizes, names, what in ((o["grid"], o["grid_names"], "grid"), (o["cluster"], o["cluster_names"], "cluster")):
             if names and len(names) != len(sizes):
                 raise ValueError(f"kernel: {what}={sizes} has {len(sizes)} axes, {what}_names={names} has {len(names)}")
-            if any(not isinstance(n, (int, np.integer)) or n < 0 for n in sizes):
-                raise ValueError(f"kernel: {what}={sizes} must be non-negative integers")
+            least = 0 if what == "grid" else 1
+            if any(not isinstance(n, (int, np.integer)) or n < least for n in sizes):
+                raise ValueError(f"kernel: {what}={sizes} must be integers of at least {least}")
         if o["cluster"] and len(o["cluster_names"]) != len(o["cluster"]):
             raise ValueError(f"kernel: cluster={o['cluster']} needs cluster_names")
         if (o["num_threads"] is None) != (o["thread_name"] is None):
@@ -137,6 +138,9 @@ class _Kernel:
         for x in leaves:
             if is_ref(x):
                 raise TypeError("a kernel takes arrays, not Refs")
+        leaves = [
+            x if hasattr(x, "shape") else jax.numpy.asarray(x) for x in leaves
+        ]  # Python scalars as JAX takes them
         avals = tuple(jax.core.ShapedArray(np.shape(x), jax.numpy.result_type(x)) for x in leaves)
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))

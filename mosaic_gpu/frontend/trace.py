@@ -144,7 +144,8 @@ class Tracer:
             if name in ELEMENTWISE:
                 inputs = tuple(self.widened(x, e.outvars[0].aval.shape, out, line) for x in inputs)
             results = self.define(e.outvars)
-            self.note_sum(name, inputs, results[0])
+            if results:
+                self.note_sum(name, inputs, results[0])
             out.append(Equation(name, inputs, results, plain(params), (), line))
 
     def widened(self, x: Operand, shape: tuple[int, ...], out: list[Equation], line: Line | None) -> Operand:

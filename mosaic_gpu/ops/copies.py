@@ -106,6 +106,7 @@ def _(src: Any, dst: Any, *, commit_group: bool) -> Any:
 
 @store_p.plan()
 def _(ctx: Any, e: Equation) -> TmaCopy:
+    ctx.output_index(e.operands[1].ref, e.line)  # type: ignore[union-attr]
     return plan_copy(ctx, e.operands[1], e.operands[0], e.line)  # type: ignore[arg-type]
 
 
@@ -130,6 +131,8 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
     """
     from ..frontend.primitives import bind
 
+    if n < 0:
+        raise ValueError(f"wait_smem_to_gmem({n}): the number of stores that may still be pending, 0 or more")
     bind(store_wait_p, n=int(n), wait_read_only=bool(wait_read_only))
 
 

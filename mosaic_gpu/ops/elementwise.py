@@ -59,8 +59,11 @@ def _in_double(expression: str) -> str:
 
 def _divide(a: Any, b: Any) -> Any:
     if np.issubdtype(np.asarray(a).dtype, np.integer):
-        quotient = np.abs(a) // np.maximum(np.abs(b), 1)
-        return (np.sign(a) * np.sign(b) * quotient).astype(np.asarray(a).dtype)
+        with np.errstate(all="ignore"):
+            down = np.floor_divide(
+                a, b
+            )  # rounded down; towards zero is one more where there is a rest and signs differ
+            return (down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))).astype(np.asarray(a).dtype)
     return a / b
 
 

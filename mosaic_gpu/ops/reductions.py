@@ -32,8 +32,8 @@ def _define(name: str, combine: str, numpy: Callable[..., Any], integer: str = "
             )
         if any(d.dim in axes and d.size > 1 for d in layout.warp):
             raise UnsupportedPrimitive(
-                f"{name} over axes {axes} of {layout} crosses warps; reduce along the rows (axis 1) and combine "
-                "through shared memory",
+                f"{name} over axes {axes} of {layout} crosses warps. Rows of an array loaded with load(ref, layout=Layout.WGMMA) "
+                "can be reduced (axis 1); combine the rest through shared memory",
                 e.line,
             )
         dtype = e.operands[0].dtype

@@ -60,6 +60,8 @@ def _access(ctx: Any, e: Equation) -> Access:
         raise UnsupportedPrimitive(
             f"{e.op} of an array {view.shape} by a single warp: only scalars; do it in the warpgroup's scope", e.line
         )
+    if kind == "gmem" and e.op == "swap":
+        ctx.output_index(view.ref, e.line)
     return Access(kind, view, not view.shape, ctx.pointer(view.ref, e.line) if kind == "gmem" else -1)
 
 

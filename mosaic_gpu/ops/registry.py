@@ -120,6 +120,6 @@ def lookup(name: str, table: Table, line: Line | None) -> Op:
     hint = (found.instead if found else "") or (
         f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}"
         if where
-        else "rewrite it with operations listed by `mosaic-gpu ops`"
+        else "rewrite it with the operations that docs/ops.md lists"
     )
     raise UnsupportedPrimitive(f"{name!r} has no rule in the {generation.value} x {scope.value} table; {hint}", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,13 @@ class PlanContext:
             if v.id == ref.id:
                 return i
         raise UnsupportedCall(f"{ref} is not an input or output of the kernel", line)
+
+    def output_index(self, ref: Value, line: Line | None) -> int:
+        """As `input_index`, for something that is written: inputs belong to the caller and never change."""
+        i = self.input_index(ref, line)
+        if i < len(self.program.inputs) - self.program.num_outputs:
+            raise UnsupportedCall(f"{ref} is an input of the kernel and cannot be written; write to an output", line)
+        return i
 
     def tensor_map(self, plan: TensorMapPlan) -> int:
         if plan not in self.maps:
@@ -126,6 +134,11 @@ def build_plan(program: Program, arch: str) -> Plan:
         raise UnsupportedCall(
             f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line
         )
+    if any(n > 65535 for n in program.grid[:-1][-1:]) or math.prod(program.grid[:-2]) > 65535:
+        raise UnsupportedCall(
+            f"grid={program.grid}: only the last axis may have more than 65535 blocks (CUDA's limit for y and z)",
+            program.line,
+        )
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
@@ -143,6 +156,12 @@ def build_plan(program: Program, arch: str) -> Plan:
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)
         planned.append(Role(name, Scope.WARPGROUP, s.indices, body, layouts, single, budget.registers, budget.line))
+    # After the bodies: a tcgen05 call is refused at its own line.
+    if resources.tmem and generation is Generation.SM90:
+        ref = next(iter(resources.tmem.values())).value
+        raise UnsupportedCall(
+            f"{ref}: tensor memory exists on sm_100a and later; on sm_90a accumulate in an ACC", program.line
+        )
     check_budgets(budgets, program.num_threads)
     return Plan(
         program,

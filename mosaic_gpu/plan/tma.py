@@ -139,6 +139,7 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
     if parts > 1 and not loops:
         box, loops = _deal(box, parts, gmem, line)
     tensor_map, coordinates = _tensor_map(ctx, gmem, box, layout, line)
+    _check_strides(tensor_map, gmem, layout.itemsize, line)
     issues = []
     for combination in itertools.product(*(range(d.extent) for d in reversed(loops))):
         shared, shift = offset, [0] * len(gmem.ref.shape)
@@ -181,6 +182,23 @@ def _shifted(c: Coordinate, m: MapDim, elements: int) -> Coordinate:
     An axis in two dimensions of the map is shifted by whole chunks: the coordinate inside the chunk stays.
     """
     return c if m.extent is not None else Coordinate(c.start + Affine(elements // m.step), c.step)
+
+
+def _check_strides(plan: TensorMapPlan, gmem: View, size: int, line: Line | None) -> None:
+    """What the driver would refuse at launch is known from the array's shape."""
+    shape = gmem.ref.shape
+    if 0 in shape:
+        raise UnsupportedCall(
+            f"a TMA copy from or to {gmem.ref}, which has no elements: leave the call out for such sizes", line
+        )
+    _, strides = tensor_map_arguments(plan, shape, size)
+    for d, stride in zip(plan.dims[1:], strides, strict=True):
+        if stride % 16:
+            raise UnsupportedCall(
+                f"TMA needs strides of multiples of 16 bytes; in {gmem.ref} dimension {d.axis} has {stride}: "
+                f"pad the last dimension, {shape[-1]}, to a multiple of {16 // size}, or use load and stores",
+                line,
+            )
 
 
 def _box(digits: list[_Digit], gmem: View, size: int) -> tuple[list[_Digit], list[_Digit]]:

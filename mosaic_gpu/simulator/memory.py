@@ -99,7 +99,8 @@ class GlobalArray:
     def _note(self, index: tuple[int | slice, ...], note: Note | None) -> None:
         if note is None or self.shadow is None:
             return
-        exact = tuple(slice(i, i + 1) if isinstance(i, int) else i for i in index)  # a view, even of one element
+        # A view, even of one element and of an array of no dimensions.
+        exact = (*(slice(i, i + 1) if isinstance(i, int) else i for i in index), ...)
         readers = self.shadow.readers
         note(self.shadow, self.shadow.writers[exact], None if readers is None else readers[exact])
 

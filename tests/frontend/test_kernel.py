@@ -162,8 +162,9 @@ def test_the_shape_is_part_of_the_program():
     ("options", "error", "words"),
     [
         (dict(grid=(2,), grid_names=("a", "b")), ValueError, "has 1 axes, grid_names=.* has 2"),
-        (dict(grid=(-1,)), ValueError, "non-negative integers"),
-        (dict(grid=(1.5,)), ValueError, "non-negative integers"),
+        (dict(grid=(-1,)), ValueError, "integers of at least 0"),
+        (dict(grid=(1.5,)), ValueError, "integers of at least 0"),
+        (dict(cluster=(0,), cluster_names=("c",)), ValueError, "integers of at least 1"),
         (dict(cluster=(2,)), ValueError, "needs cluster_names"),
         (dict(num_threads=2), ValueError, "num_threads and thread_name go together"),
         (dict(thread_name="wg"), ValueError, "num_threads and thread_name go together"),

@@ -315,3 +315,18 @@ def test_conversions(compiled):
         expected = np.asarray(jnp.asarray(arrays[CONVERSIONS.index(a)]).astype(dtype_of(b)))
         np.testing.assert_array_equal(found, expected, err_msg=f"{a} to {b}")
     assert compiled(plan).complaints() == []
+
+
+@pytest.mark.parametrize("values", [(-(2**31), 2), (-(2**31), -3), (-7, 2), (7, -2), (2**31 - 1, -1)])
+def test_integer_division_rounds_towards_zero(values):
+    """Also of the smallest integer, whose absolute value does not exist."""
+
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((2,), jnp.int32))
+    def kernel(x, y):
+        y[0] = lax.div(x[0], x[1])
+        y[1] = lax.rem(x[0], x[1])
+
+    x = np.array(values, np.int32)
+    values_of = jax.ShapeDtypeStruct((2,), jnp.int32)
+    (y,) = simulate(build_plan(kernel.program(values_of), "sm_90a"), [x])
+    np.testing.assert_array_equal(y, [lax.div(x[0], x[1]), lax.rem(x[0], x[1])])

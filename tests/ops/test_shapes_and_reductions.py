@@ -225,7 +225,7 @@ def test_swapped_carries_keep_both_values():
         (
             lambda a: jnp.sum(a, axis=0),
             UnsupportedPrimitive,
-            "reduce_sum over axes \\(0,\\).*crosses warps; reduce along the rows",
+            "reduce_sum over axes \\(0,\\).*crosses warps. Rows of an array loaded with load",
         ),
         (lambda a: jnp.max(a), UnsupportedPrimitive, "reduce_max over axes \\(0, 1\\).*crosses warps"),
         (

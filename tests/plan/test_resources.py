@@ -343,6 +343,12 @@ def test_tmem_shapes(plan):
         plan(lambda t: None, scratch_types=[plgpu.TMEM((64, 64), F)], arch="sm_100a")
 
 
+def test_tmem_on_hopper(plan):
+    """No tcgen05 call is needed for the refusal: Hopper has no tensor memory to allocate."""
+    with pytest.raises(UnsupportedCall, match="tensor memory exists on sm_100a and later"):
+        plan(lambda t: None, scratch_types=tmem(64), arch="sm_90a")
+
+
 # ---- tables and calls ------------------------------------------------------------------------------------------------
 def wgmma_body(a, b):
     plgpu.run_scoped(lambda acc: plgpu.wgmma(acc, a, b), plgpu.ACC((64, 64)))  # product
@@ -386,7 +392,7 @@ def test_an_unknown_primitive(plan, array, assert_at):
 
     with pytest.raises(
         UnsupportedPrimitive,
-        match="'sort' has no rule in the sm90 x warpgroup table; rewrite it with operations listed by",
+        match="'sort' has no rule in the sm90 x warpgroup table; rewrite it with the operations that docs/ops.md lists",
     ) as e:
         plan(body, array(128), out=array(128))
     assert_at(e.value, body, "sort")
@@ -506,3 +512,25 @@ def test_a_plan_is_data(plan, array):
 
     p = plan(lambda x, o: o.__setitem__(0, x[0]), array(8), out=jax.ShapeDtypeStruct((8,), F))
     assert pickle.loads(pickle.dumps(p)) == p and p.threads == 128
+
+
+def stores_to_its_input(x, o):
+    x[...] = o[...]  # store
+
+
+def test_an_input_is_never_written(plan, array, assert_at):
+    with pytest.raises(UnsupportedCall, match="is an input of the kernel and cannot be written") as e:
+        plan(stores_to_its_input, array(64, 64), out=array(64, 64))
+    assert_at(e.value, stores_to_its_input, "store")
+
+
+def test_grid_axes_beyond_the_launch_limits(plan):
+    """CUDA's y and z carry 65535 blocks; x, the last axis, 2**31 - 1."""
+    plan(lambda: None, grid=(2, 70000), grid_names=("a", "b"))
+    with pytest.raises(UnsupportedCall, match="only the last axis may have more than 65535"):
+        plan(lambda: None, grid=(70000, 2), grid_names=("a", "b"))
+
+
+def test_an_unknown_architecture():
+    with pytest.raises(ValueError, match=r"arch='sm_80'.*'sm_90a', 'sm_100a' or 'sm_103a'"):
+        plgpu.CompilerParams(arch="sm_80")

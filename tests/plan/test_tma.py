@@ -274,6 +274,14 @@ B64 = SharedLayout((64, 64), "bfloat16")
         ),
         (B64, view(X, DimIndex(Affine(0), 64, 2), at(0, 64)), (), UnsupportedCall, "strided slice of GMEM"),
         (
+            B64,
+            view(gmem((64, 100), "bfloat16"), at(0, 64), at(0, 64)),
+            (),
+            UnsupportedCall,
+            "has 200: pad .*multiple of 8",
+        ),
+        (B64, view(gmem((0, 64), "bfloat16"), at(0, 64), at(0, 64)), (), UnsupportedCall, "no elements"),
+        (
             SharedLayout((128, 64), "bfloat16"),
             view(X, at(0, 64), at(0, 64)),
             (DimIndex(Affine(0), 64, 2), whole(64)),

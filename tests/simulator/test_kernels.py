@@ -57,6 +57,18 @@ def test_copy_and_scale(run_both):
     np.testing.assert_array_equal(x, before)
 
 
+def test_a_scalar_output(run_both):
+    """An array of no dimensions, whose history the simulator keeps like any other's."""
+
+    @plgpu.kernel(out_type=out())
+    def kernel(x, y):
+        y[...] = x[1] * 2.0
+
+    x = randoms(4)
+    (y,) = run_both(kernel, x)
+    assert y == 2 * x[1]
+
+
 def test_softmax_through_registers(run_both):
     """GMEM straight to registers, reductions, and back; rows past the end are clipped."""
 
