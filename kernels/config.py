@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any, ClassVar, Self
 
 
@@ -26,7 +27,15 @@ class Config:
             raise ValueError(
                 f"a config of {tag[1]} for {tag[0]}; {cls.__name__} is for {cls.kernel} on {cls.generation}"
             )
-        unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
+        known = [f.name for f in dataclasses.fields(cls)]
+        unknown = set(fields) - set(known)
         if unknown:
-            raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
+            raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+        hints = typing.get_type_hints(cls)
+        for name, value in fields.items():
+            allowed = typing.get_args(hints[name]) or (hints[name],)
+            # JSON's 1 is a float where one is asked for; True is no number, though Python has bool below int.
+            if type(value) not in allowed and not (type(value) is int and float in allowed):
+                wanted = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+                raise ValueError(f"{cls.__name__}: {name}={value!r} is not of type {wanted}")
         return cls(**fields)

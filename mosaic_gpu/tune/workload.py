@@ -56,6 +56,10 @@ class Attention:
     LETTERS = {"b": "batch", "s": "length", "t": "kv_length", "h": "heads", "kv": "kv_heads", "d": "head_dim"}
     EXAMPLE = "b4s4096h16d128, b2s8192h32kv8d128 or b1s128t4096h8d64"
 
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} KV heads: no multiple of them")
+
     @classmethod
     def parse(cls, text: str, *, dtype: str = "bfloat16", causal: bool = False) -> Self:
         """From text; what is left out: b1, t = s, h = 2048 / d, kv = h, d128.  ValueError says how to write it."""

@@ -226,6 +226,25 @@ def test_json_round_trip_keeps_the_tag(config):
         type(config).from_json({k: v for k, v in data.items() if k != "generation"})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("block_kv", "64", "int"),
+        ("num_stages", None, "int"),
+        ("num_stages", True, "int"),
+        ("take_turns", "yes", "bool"),
+        ("rescale_threshold", "8", "float"),
+        ("output_tile", 1, "bool or None"),
+    ],
+)
+def test_a_config_field_of_another_type(field, value, wanted):
+    """A config comes from JSON that people write: the field is named before its value reaches a comparison."""
+    data = AttentionConfig().to_json()
+    assert AttentionConfig.from_json({**data, "rescale_threshold": 8}).rescale_threshold == 8.0
+    with pytest.raises(ValueError, match=f"{field}={value!r} is not of type {wanted}$"):
+        AttentionConfig.from_json({**data, field: value})
+
+
 def test_generations_have_disjoint_types():
     assert AttentionConfig is not Sm100Config
     assert not issubclass(AttentionConfig, Sm100Config) and not issubclass(Sm100Config, AttentionConfig)

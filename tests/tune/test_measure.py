@@ -40,6 +40,12 @@ def test_bad_shapes(text):
         Matmul.parse(text)
 
 
+@pytest.mark.parametrize("text", ["s128h6kv4", "s128h4kv0"])
+def test_heads_that_cannot_be_shared(text):
+    with pytest.raises(ValueError, match="query heads cannot share"):
+        Attention.parse(text)
+
+
 def test_operations():
     full, causal = (Attention.parse("b2s1024h4d64", causal=c) for c in (False, True))
     assert full.flops == 4 * 2 * 1024 * 1024 * 4 * 64 == 2 * causal.flops
