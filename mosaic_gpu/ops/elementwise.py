@@ -60,9 +60,8 @@ def _in_double(expression: str) -> str:
 def _divide(a: Any, b: Any) -> Any:
     if np.issubdtype(np.asarray(a).dtype, np.integer):
         with np.errstate(all="ignore"):
-            down = np.floor_divide(
-                a, b
-            )  # rounded down; towards zero is one more where there is a rest and signs differ
+            # Rounded down; towards zero is one more where there is a rest and the signs differ.
+            down = np.floor_divide(a, b)
             return (down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))).astype(np.asarray(a).dtype)
     return a / b
 
@@ -184,7 +183,18 @@ def _(sim: Any, step: Any) -> None:
     sim.write(e.results[0], np.power(sim.read(e.operands[0]), e.param("y")).astype(numpy_dtype(e.results[0].dtype)))
 
 
+NARROW = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
+
 convert = op("convert_element_type", issues_only=True)
+
+
+def _converted(x: Any, source: str, to: str) -> Any:
+    """A float outside an integer type's range becomes its nearest end, NaN zero, as `cvt.rzi` has it (PTX ISA, cvt)."""
+    dtype = numpy_dtype(to)
+    if source not in FLOATS or to not in (*NARROW, "int32", "uint32"):
+        return x.astype(dtype)
+    ends = np.iinfo(dtype)
+    return np.clip(np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0), ends.min, ends.max).astype(dtype)
 
 
 @convert.layouts
@@ -200,6 +210,9 @@ def _(out: Any, step: Any) -> None:
         out.elementwise(step, "({0} != 0)")
     elif source in FLOATS and to in FLOATS:
         out.elementwise(step, "(double)({0})" if to == "float64" else "(float)({0})")
+    elif source in FLOATS and to in NARROW:
+        low, high = NARROW[to]  # C leaves open what a narrow type makes of a number too large; 32 bits saturate
+        out.elementwise(step, f"({out.c_type(to)})min(max((int)({{0}}), {low}), {high})")
     elif source in FLOATS and not to.startswith("float8"):
         out.elementwise(step, f"({out.c_type(to)})({{0}})")
     elif to in FLOATS:
@@ -212,4 +225,4 @@ def _(out: Any, step: Any) -> None:
 def _(sim: Any, step: Any) -> None:
     e = step.equation
     with np.errstate(all="ignore"):
-        sim.write(e.results[0], sim.read(e.operands[0]).astype(numpy_dtype(e.results[0].dtype)))
+        sim.write(e.results[0], _converted(sim.read(e.operands[0]), e.operands[0].dtype, e.results[0].dtype))

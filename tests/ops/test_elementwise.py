@@ -330,3 +330,19 @@ def test_integer_division_rounds_towards_zero(values):
     values_of = jax.ShapeDtypeStruct((2,), jnp.int32)
     (y,) = simulate(build_plan(kernel.program(values_of), "sm_90a"), [x])
     np.testing.assert_array_equal(y, [lax.div(x[0], x[1]), lax.rem(x[0], x[1])])
+
+
+@pytest.mark.parametrize("to", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_floats_outside_an_integer_types_range(to):
+    """They become the nearest end, NaN zero, in the simulator and in JAX; the narrow ones by a clamp in the C++."""
+    x = np.array([np.nan, np.inf, -np.inf, 1e10, -1e10, 300.7, -5.5, 2.5], np.float32)
+
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct(x.shape, jnp.dtype(to)))
+    def kernel(a, b):
+        for i in range(len(x)):
+            b[i] = a[i].astype(to)
+
+    plan = build_plan(kernel.program(jax.ShapeDtypeStruct(x.shape, x.dtype)), "sm_90a")
+    (found,) = simulate(plan, [x])
+    assert found.tolist() == jnp.asarray(x).astype(to).tolist()
+    assert ("min(max((int)" in emit(plan)) == (not to.endswith("32"))
