@@ -73,20 +73,6 @@ def _recorded(function: Callable[..., Any], arrays: Arrays) -> tuple[Program, Ar
     return call
 
 
-def _recorded(function: Callable[..., Any], arrays: Arrays) -> tuple[Program, Arrays]:
-    """The program and the arguments of the one kernel that a function of the project's interface calls."""
-    calls: list[tuple[Program, Arrays]] = []
-
-    def record(traced: Any, arguments: Any) -> list[Any]:
-        calls.append((traced.program, tuple(np.asarray(x) for x in arguments)))
-        return [jnp.zeros(a.shape, a.dtype) for a in traced.out_avals]
-
-    with mock.patch("mosaic_gpu.runtime.execute.run", record):
-        function(*map(jnp.asarray, arrays))
-    (call,) = calls
-    return call
-
-
 def random(seed: int, *shape: int, dtype: Any = BF16) -> np.ndarray:
     # Small integers: sums are exact, so that one wrong tile cannot hide in the tolerance.
     return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)

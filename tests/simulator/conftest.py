@@ -1,8 +1,7 @@
-"""Running kernels in the simulator, and finding the lines of the tests that errors should name."""
+"""Running kernels in the simulator: what each order of events gives, and the error that every order finds."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -64,17 +63,6 @@ def _clean(kernel: Any, *arrays: np.ndarray, arch: str = "sm_90a", seeds: int = 
     return first
 
 
-def _line_of(function: Callable[..., Any], mark: str) -> int:
-    with open(function.__code__.co_filename) as f:
-        lines = [i for i, text in enumerate(f, 1) if re.search(rf"# {mark}\b", text)]
-    return min(i for i in lines if i >= function.__code__.co_firstlineno)
-
-
-def _assert_at(error: MosaicGpuError, function: Callable[..., Any], mark: str) -> None:
-    assert error.line is not None and error.line.file == function.__code__.co_filename
-    assert error.line.number == _line_of(function, mark), str(error)
-
-
 @pytest.fixture(scope="session")
 def plan_of() -> Callable[..., Plan]:
     """plan_of(kernel, *arrays, arch=...)"""
@@ -91,18 +79,6 @@ def run() -> Callable[..., list[np.ndarray]]:
 def run_both() -> Callable[..., list[np.ndarray]]:
     """As `run`, with asynchronous work done early and late; asserts that both give the same bits."""
     return _run_both
-
-
-@pytest.fixture(scope="session")
-def line_of() -> Callable[..., int]:
-    """line_of(function, mark): the first line from the function on that carries the comment `# mark`."""
-    return _line_of
-
-
-@pytest.fixture(scope="session")
-def assert_at() -> Callable[..., None]:
-    """assert_at(error, function, mark): the error names that line."""
-    return _assert_at
 
 
 @pytest.fixture(scope="session")
