@@ -236,9 +236,9 @@ def _kernel(
                 new_top = jnp.where((highest - top) * factor > c.rescale_threshold, highest, top)
             else:
                 new_top = jnp.maximum(top, highest)
-            shift = new_top * factor
-            shrink = jnp.exp2(top * factor - shift)
-            p = jnp.exp2(scores * factor - shift[:, None])
+            # Subtracted before it is scaled: as one FMA, LOWEST * factor - LOWEST * factor would be its rounding error.
+            shrink = jnp.exp2((top - new_top) * factor)
+            p = jnp.exp2(scores * factor - (new_top * factor)[:, None])
             return p, new_top, total * shrink + jnp.sum(p, axis=1), shrink
 
         def rescale(acc: Any, shrink: Any) -> None:

@@ -7,6 +7,7 @@ hash of its content and is compiled anew when that does not fit. Several process
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,6 +20,7 @@ import warnings
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,55 +126,55 @@ class _Request:
 
 
 def _from_disk_or_compiler(request: _Request) -> CacheResult:
-    global _compilations
     folder = cache_folder()
     path = folder / request.key if folder else None
     if path and (stored := _read(path)):
         return CacheResult(stored, True)
-    # One lock file for each first byte of the key: few files, and unrelated kernels seldom wait for each other.
-    # The thread that checks in the background is the one that gives it back.
-    lock = filelock.FileLock(folder / f"{request.key[:2]}.lock", thread_local=False) if folder else threading.Lock()
-    lock.acquire()
-    handed_over = False
-    try:
-        if path and (stored := _read(path, complain=True)):  # another process was faster
-            return CacheResult(stored, True)
-        compiled = compile_cuda(
-            request.source, arch=request.arch, name=request.name, extra_options=request.extra_options
-        )
+    answer: Future[CacheResult] = Future()
+    if request.in_background and request.accept is not None:
+        # All of it in one thread: a file lock belongs to the thread that took it.
+        thread = threading.Thread(target=_compile, args=(request, path, answer), name="mosaic_gpu check")
         with _guard:
-            _compilations += 1
-        if request.in_background and request.accept is not None:
-            thread = threading.Thread(target=_check, args=(request, compiled, path, lock), name="mosaic_gpu check")
+            _checking.add(thread)
+        thread.start()
+    else:
+        _compile(request, path, answer)
+    return answer.result()
+
+
+def _compile(request: _Request, path: Path | None, answer: Future[CacheResult]) -> None:
+    """Compile, answer, judge and keep; where a caller waits for the judgement, answer last.  Errors become the answer."""
+    global _compilations
+    try:
+        # One lock file for each first byte of the key: few files, and unrelated kernels seldom wait for each other.
+        with filelock.FileLock(path.parent / f"{request.key[:2]}.lock") if path else contextlib.nullcontext():
+            if path and (stored := _read(path, complain=True)):  # another process was faster
+                answer.set_result(CacheResult(stored, True))
+                return
+            compiled = compile_cuda(
+                request.source, arch=request.arch, name=request.name, extra_options=request.extra_options
+            )
             with _guard:
-                _checking.add(thread)
-            thread.start()
-            handed_over = True
-        else:
+                _compilations += 1
+            if request.in_background:
+                answer.set_result(CacheResult(compiled, False))
             if request.accept is not None:
                 request.accept(compiled)
             if path:
                 _write(path, compiled)
+            if not request.in_background:
+                answer.set_result(CacheResult(compiled, False))
+    except BaseException as error:
+        if not answer.done():
+            answer.set_exception(error)
+        elif isinstance(error, MosaicGpuError):
+            _log.error("%s was compiled and started, but is refused: %s", request.name, error)
+            with _guard:
+                _refused[request.key] = error
+                _memo.pop(request.key, None)
+        else:
+            raise
     finally:
-        if not handed_over:
-            lock.release()
-    return CacheResult(compiled, False)
-
-
-def _check(request: _Request, compiled: Compiled, path: Path | None, lock: Any) -> None:
-    """In a thread: judge a result that is in use already."""
-    assert request.accept is not None
-    try:
-        request.accept(compiled)
-        if path:
-            _write(path, compiled)
-    except MosaicGpuError as error:
-        _log.error("%s was compiled and started, but is refused: %s", request.name, error)
-        with _guard:
-            _refused[request.key] = error
-            _memo.pop(request.key, None)
-    finally:
-        lock.release()
         with _guard:
             _checking.discard(threading.current_thread())
 

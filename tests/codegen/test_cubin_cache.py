@@ -11,6 +11,7 @@ import pytest
 
 from mosaic_gpu.codegen import cubin_cache
 from mosaic_gpu.codegen.cubin_cache import CacheResult, cached_compile, compile_count
+from mosaic_gpu.codegen.nvrtc import find_nvrtc
 from mosaic_gpu.errors import RegisterBudgetError, ToolchainError
 
 SOURCE = 'extern "C" __global__ void k(int* out) { out[threadIdx.x] = %d; }'
@@ -205,3 +206,21 @@ def test_a_refusal_in_the_foreground_is_not_kept(folder: Path) -> None:
         cached_compile(SOURCE % 1, arch="sm_90a", name="/k.cu", accept=refuse)
     assert not entries(folder)
     assert not get().hit
+
+
+def test_kernels_that_share_a_lock_file_follow_each_other(folder: Path) -> None:
+    """The lock was once given back by another thread than took it, and no second kernel of its file could be compiled."""
+    by_lock: dict[str, int] = {}
+    toolchain = find_nvrtc().toolchain
+    for number in range(1000):
+        key = cubin_cache.cache_key(
+            SOURCE % number, arch="sm_90a", name="/k.cu", options=cubin_cache.BASE_OPTIONS, toolchain=toolchain
+        )
+        if key[:2] in by_lock:
+            pair = by_lock[key[:2]], number
+            break
+        by_lock[key[:2]] = number
+    for number in pair:
+        cached_compile(SOURCE % number, arch="sm_90a", name="/k.cu", accept=lambda _: None, in_background=True)
+    cubin_cache.settle()
+    assert len(entries(folder)) == 2
