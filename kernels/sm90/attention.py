@@ -95,12 +95,12 @@ class AttentionConfig(Config):
 
     def _bytes(self, head_dim: int, output_tile: bool) -> int:
         tiles = self.rows * (2 if output_tile else 1) + 2 * self.num_stages * self.block_kv
-        return 2 * head_dim * tiles + 8 * (2 + 4 * self.num_stages)
+        return 2 * head_dim * tiles + 8 * (2 * self.compute_warpgroups + 4 * self.num_stages)
 
     def registers_needed(self, head_dim: int) -> int:
         """An estimate of a compute thread's registers: scores, output, P and what surrounds them."""
         q = head_dim // 4 if self.q_in_registers else 0
-        return 36 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4 + q
+        return 24 + self.block_kv // 2 + head_dim // 2 + self.block_kv // 4 + q
 
     def check(self, head_dim: int) -> None:
         """Raise UnsupportedCall for a head dim there is no kernel for, ResourceExceeded if it does not fit."""
@@ -176,29 +176,38 @@ def _kernel(
             batch, head, needed = table[turn, block, 0], table[turn, block, 1], key_blocks(k, tile)
             kv_head = plgpu.div(head, heads_per_kv)
 
-            @plgpu.when(turn > 0)
-            def _() -> None:
-                plgpu.barrier_wait(q_empty)
-
-            for w in range(computes):
-                rows = plgpu.ds(tile * c.rows + w * ROWS, ROWS)
-                plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[w], q_full)
-
-            def step(i: Any, _: None) -> None:
+            def refill(x: Any, x_tile: Any, full: Any, empty: Any, i: Any) -> None:
                 slot = plgpu.rem(before + i, stages)
                 some_keys = plgpu.ds((needed - 1 - i) * keys, keys)
 
-                def refill(x: Any, x_tile: Any, full: Any, empty: Any) -> None:
-                    @plgpu.when(before + i >= stages)
-                    def _() -> None:
-                        plgpu.barrier_wait(empty.at[slot])
+                @plgpu.when(before + i >= stages)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[slot])
 
-                    plgpu.copy_gmem_to_smem(x.at[batch, some_keys, kv_head], x_tile.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(x.at[batch, some_keys, kv_head], x_tile.at[slot], full.at[slot])
 
-                refill(k, k_tile, k_full, k_empty)
-                refill(v, v_tile, v_full, v_empty)
+            def load_k(i: Any) -> None:
+                refill(k, k_tile, k_full, k_empty, i)
 
-            lax.fori_loop(0, needed, step, None)
+            def load_v(i: Any) -> None:
+                refill(v, v_tile, v_full, v_empty, i)
+
+            load_k(0)
+            for w in range(computes):
+
+                @plgpu.when(turn > 0)
+                def _(w: int = w) -> None:
+                    plgpu.barrier_wait(q_empty.at[w])
+
+                rows = plgpu.ds(tile * c.rows + w * ROWS, ROWS)
+                plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[w], q_full.at[w])
+
+            def step(i: Any, _: None) -> None:
+                load_k(i)
+                load_v(i - 1)  # a block's V is needed, and its slot is free, a step later than its K
+
+            lax.fori_loop(1, needed, step, None)
+            load_v(needed - 1)
             return turn + 1, table[turn + 1, block, 2], before + needed
 
         zero = jnp.int32(0)
@@ -222,12 +231,12 @@ def _kernel(
 
         def mask(scores: Any, block: Any, first_row: Any) -> Any:
             """-inf where a key does not exist or, causal, lies behind the query."""
-            columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 1, layout=plgpu.Layout.WGMMA) + block * keys
-            seen = columns < plgpu.dim_size(k, 1)
+            last = plgpu.dim_size(k, 1) - 1 - block * keys
             if causal:
-                rows = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 0, layout=plgpu.Layout.WGMMA) + first_row
-                seen = seen & (columns <= rows)
-            return jnp.where(seen, scores, -jnp.inf)
+                rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
+                last = jnp.minimum(last, rows + (first_row - block * keys))[:, None]
+            columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 1, layout=plgpu.Layout.WGMMA)
+            return jnp.where(columns <= last, scores, -jnp.inf)
 
         def softmax(scores: Any, top: Any, total: Any) -> Any:
             """(exp2 of the shifted scores, new maximum, new sum, factor by which what was summed so far shrinks)."""
@@ -252,11 +261,11 @@ def _kernel(
 
         def take_q() -> Any:
             """This warpgroup's rows of Q: where products read them from."""
-            plgpu.barrier_wait(q_full)
+            plgpu.barrier_wait(q_full.at[wg])
             if not c.q_in_registers:
                 return q_tile.at[wg]
             own = plgpu.load(q_tile.at[wg], layout=plgpu.Layout.WGMMA)
-            plgpu.barrier_arrive(q_empty)
+            plgpu.barrier_arrive(q_empty.at[wg])
             return own
 
         def start_scores(s_acc: Any, own_q: Any, count: Any) -> None:
@@ -271,7 +280,7 @@ def _kernel(
             plgpu.wgmma_wait(others)
             plgpu.barrier_arrive(k_empty.at[plgpu.rem(count, stages)])
             if not c.q_in_registers:
-                plgpu.when(last_of_tile)(lambda: plgpu.barrier_arrive(q_empty))
+                plgpu.when(last_of_tile)(lambda: plgpu.barrier_arrive(q_empty.at[wg]))
 
         def start_values(acc: Any, p: Any, count: Any) -> None:
             """acc += P V with the count-th block."""
@@ -279,8 +288,9 @@ def _kernel(
             plgpu.barrier_wait(v_full.at[slot])
             plgpu.wgmma(acc, p, v_tile.at[slot])
 
-        def end_values(count: Any) -> None:
-            plgpu.wgmma_wait(0)
+        def end_values(count: Any, total: Any = None) -> None:
+            """Wait for P V, the softmax that yields `total` under it; V is free."""
+            plgpu.wgmma_wait(0, after=total)
             plgpu.barrier_arrive(v_empty.at[plgpu.rem(count, stages)])
 
         def first_softmax(scores: Any, tile: Any, needed: Any) -> Any:
@@ -329,9 +339,10 @@ def _kernel(
                         if masked:
                             scores = mask(scores, needed - 1 - i, tile * c.rows + wg * ROWS)
                         new_p, new_top, new_total, shrink = softmax(scores, top, total)
-                        end_values(before + i - 1)
+                        end_values(before + i - 1, new_top)
+                        packed = new_p.astype(dtype)  # in the shade of the exponentials, ahead of the vote's branch
                         rescale(acc, shrink)
-                        return new_p.astype(dtype), new_top, new_total
+                        return packed, new_top, new_total
 
                     return plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
@@ -359,9 +370,10 @@ def _kernel(
                         end_scores(done, next_needed == 1, 1)
                         new_p, new_top, new_total = first_softmax(s_acc[...], next_tile, next_needed)
                         end_values(done - 1)
+                        packed = new_p.astype(dtype)
                         write_out(acc, turn, tile, top, total)
                         acc[...] = jnp.zeros((ROWS, d), jnp.float32)
-                        return new_p.astype(dtype), new_top, new_total
+                        return packed, new_top, new_total
 
                     return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
@@ -412,7 +424,7 @@ def _kernel(
     full, empty = plgpu.Barrier(num_barriers=stages), plgpu.Barrier(num_arrivals=computes, num_barriers=stages)
     q_type = plgpu.SMEM((computes, ROWS, d), dtype, transforms=tile(ROWS))
     kv_type = plgpu.SMEM((stages, keys, d), dtype, transforms=tile(keys))
-    q_full, q_empty = plgpu.Barrier(num_arrivals=computes), plgpu.Barrier(num_arrivals=computes)
+    q_full, q_empty = plgpu.Barrier(num_barriers=computes), plgpu.Barrier(num_barriers=computes)
     turns = plgpu.NamedBarrier(num_warpgroups=2, num_barriers=computes)
     out_type = [jax.ShapeDtypeStruct((b, s, h, d), dtype)]
     return plgpu.kernel(

@@ -19,6 +19,7 @@ class MemoryEmitter(ValueEmitter):
     """Needs `plan` and the axis helpers of the whole emitter."""
 
     plan: Plan
+    single_thread: bool
 
     # ---- get, load, swap ------------------------------------------------------------------------------------------------
     def load(self, step: Any) -> None:
@@ -30,6 +31,8 @@ class MemoryEmitter(ValueEmitter):
         elif access.scalar:
             place = self._scalar_place(access)
             raw = f"*({stored_type(result.dtype)}*)({place})"
+            if result.dtype == "int32" and not self.single_thread:  # an index, mostly: it then needs no vector register
+                raw = f"uniform({raw})"
             self.define_scalar(result, f"from_{half(result.dtype)}({raw})" if result.dtype in PACKED else raw)
         elif access.kind == "smem":
             self.declare(result)

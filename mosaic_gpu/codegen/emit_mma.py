@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from ..errors import IllegalInstruction
 from ..layouts.operands import SharedOperand, descriptor_high, descriptor_low
 from ..ops.tcgen05 import Tcgen05Plan
 from ..ops.wgmma import KINDS, WgmmaPlan
@@ -85,8 +86,12 @@ class MmaEmitter(MemoryEmitter):
 
     def _descriptor(self, o: SharedOperand) -> str:
         """Lower word of an operand's descriptor: everything about it that is not a constant."""
-        place = self.affine(o.start + Affine(self.plan.buffers[o.buffer].offset))
-        return f"((smem + {place}) >> 4) + {descriptor_low(o):#x}u"
+        place = o.start + Affine(self.plan.buffers[o.buffer].offset)
+        # Counted in units here: from a shift of the whole ptxas makes an instruction more for every product.
+        units = Affine(place.const // 16, tuple((v, f // 16) for v, f in place.terms))
+        if units * 16 != place:
+            raise IllegalInstruction(f"a product's operand starts at byte {place} of shared memory: 16 must divide it")
+        return f"smem_units + {self.affine(units)} + {descriptor_low(o):#x}u"
 
     # ---- tcgen05 --------------------------------------------------------------------------------------------------------
     def tcgen05_mma(self, p: Tcgen05Plan) -> None:

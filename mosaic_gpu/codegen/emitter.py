@@ -116,6 +116,8 @@ class Emitter(MmaEmitter):
         plan, program = self.plan, self.plan.program
         self.line("extern __shared__ __align__(1024) unsigned char shared[];")
         self.line("const u32 smem = shared_address(shared);")
+        # As descriptors count: 16 bytes each, within the block (in a cluster the higher bits of an address name the block).
+        self.line("const u32 smem_units = (smem & 0x3ffff) >> 4; (void)smem_units;")
         self.line("const int wg = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);")
         self.line("const int tid = threadIdx.x % 128, lane = threadIdx.x % 32;")
         self.line("(void)smem; (void)wg; (void)warp; (void)tid; (void)lane;")
@@ -171,16 +173,16 @@ class Emitter(MmaEmitter):
                 self.steps(role.body.steps)
             if role.scope is Scope.WARP:  # the other lanes learn which phases their warp has seen
                 self.line("__syncwarp();")
-                for array in waited:
-                    self.line(f"{self.phase(array)} = uniform({self.phase(array)});")
+                for register in dict.fromkeys(self.phase(array)[0] for array in waited):
+                    self.line(f"{register} = uniform({register});")
         else:
             self.steps(role.body.steps)
         self.layouts, self.single_thread, self.scope = outer
 
     def _phases(self, waited: Sequence[int]) -> None:
         """One bit a barrier: the parity this role waits for next.  Its warps, under `warp_map`, use the same."""
-        for array in waited:
-            self.line(f"u32 {self.phase(array)} = 0;")
+        for register in dict.fromkeys(self.phase(array)[0] for array in waited):
+            self.line(f"u32 {register} = 0;")
 
     def warp_roles(self, roles: Sequence[Role]) -> None:
         """The four warps of a warpgroup, each in its branch."""
@@ -248,8 +250,16 @@ class Emitter(MmaEmitter):
             self.line(text)
 
     # ---- barriers -----------------------------------------------------------------------------------------------------------
-    def phase(self, array: int) -> str:
-        return f"phase_{array}"
+    def phase(self, array: int) -> tuple[str, int]:
+        """The variable that holds an array's parities, which arrays share as far as they fit, and its first bit."""
+        register = bit = 0
+        for id, other in self.plan.barriers.items():
+            if bit + other.count > 32:
+                register, bit = register + 1, 0
+            if id == array:
+                break
+            bit += other.count
+        return f"phases{register}", bit
 
     def barrier_address(self, use: BarrierUse, slot: str | None = None) -> str:
         offset = self.plan.barriers[use.array].offset

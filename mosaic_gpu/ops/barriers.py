@@ -113,14 +113,15 @@ def _(sim: Any, step: Any) -> None:
 @barrier_wait_p.emit(BOTH, SCOPES)
 def _(out: Any, step: Any) -> None:
     use: BarrierUse = step.data
-    slot, phase = out.affine(use.slot), out.phase(use.array)
+    phases, first = out.phase(use.array)
     if use.slot.static:
-        out.line(f"mbarrier_wait({out.barrier_address(use)}, ({phase} >> {slot}) & 1); {phase} ^= 1u << {slot};")
+        bit = first + use.slot.const
+        out.line(f"mbarrier_wait({out.barrier_address(use)}, ({phases} >> {bit}) & 1); {phases} ^= {1 << bit}u;")
     else:
         with out.block():
-            out.line(f"u32 slot = {slot};")
+            out.line(f"u32 slot = {out.affine(use.slot)}, mine = {1 << first}u << slot;")
             out.line(
-                f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phase} >> slot) & 1); {phase} ^= 1u << slot;"
+                f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phases} & mine) != 0); {phases} ^= mine;"
             )
     if out.plan.barriers[use.array].info.orders_tensor_core:
         out.line("tcgen05_fence_after();")

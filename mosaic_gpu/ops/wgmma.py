@@ -141,22 +141,32 @@ def _(sim: Any, step: Any) -> None:
     sim.wgmma(step.data)
 
 
-def wgmma_wait(n: int) -> None:
-    """Wait until at most `n` of this warpgroup's wgmma groups are in flight (groups end in order)."""
+def wgmma_wait(n: int, *, after: Any = None) -> None:
+    """Wait until at most `n` of this warpgroup's wgmma groups are in flight (groups end in order).
+
+    after: a float32 array that was computed under the products that are waited for, and must be computed by then.  ptxas
+    moves a wait ahead of arithmetic that does not need it, and what was meant to run under a product then runs after it;
+    this ties the wait to the values, at the cost of one vote.  A sum or a maximum of many elements is the best one to
+    name: it has few registers and depends on all of them.  It changes no result.
+    """
     from ..frontend.primitives import bind
 
     if not 0 <= n <= 63:
         raise ValueError(f"wgmma_wait({n}): 0 to 63")
-    bind(wgmma_wait_p, n=int(n))
+    bind(wgmma_wait_p, *(() if after is None else (after,)), n=int(n))
 
 
 @wgmma_wait_p.abstract
-def _(*, n: int) -> Any:
+def _(*after: Any, n: int) -> Any:
+    if after and (after[0].space is not None or after[0].dtype != "float32"):
+        raise TypeError(f"wgmma_wait(after=): a float32 array, not {'a Ref' if after[0].space else after[0].dtype}")
     return ()
 
 
 @wgmma_wait_p.emit((SM90,))
 def _(out: Any, step: Any) -> None:
+    if step.equation.operands:
+        out.tie(step.equation.operands[0])
     out.line(f"wgmma_wait<{step.equation.param('n')}>();")
 
 

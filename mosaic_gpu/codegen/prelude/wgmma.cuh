@@ -14,3 +14,14 @@ DI void wgmma_wait() {
 // Pins a value here for the C++ compiler, which then moves no use of it across. Costs no instruction.
 DI void fence_register(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 DI void fence_register(u32& value) { asm volatile("" : "+r"(value)::"memory"); }
+
+// ptxas moves waits ahead of arithmetic, but not ahead of an access to a barrier. This one depends on `value`, the result of
+// an addition, and never happens: an addition makes no NaN with these bits.
+DI void order_after(float value, u32 bar) {
+  asm volatile(
+      "{\n.reg .pred never;\n"
+      "setp.eq.u32 never, %0, 0x7fb5a5a5;\n"
+      "@never mbarrier.arrive.shared::cta.b64 _, [%1];\n}" ::"r"(__float_as_uint(value)),
+      "r"(bar)
+      : "memory");
+}
