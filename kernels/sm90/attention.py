@@ -238,8 +238,12 @@ def _kernel(
             columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 1, layout=plgpu.Layout.WGMMA)
             return jnp.where(columns <= last, scores, -jnp.inf)
 
+        def fold_columns(p: Any) -> Any:
+            """Sums of every eighth column: no thread needs another's values, which one reduction per tile adds up."""
+            return functools.reduce(jnp.add, (lax.slice_in_dim(p, i, i + 8, axis=1) for i in range(0, keys, 8)))
+
         def softmax(scores: Any, top: Any, total: Any) -> Any:
-            """(exp2 of the shifted scores, new maximum, new sum, factor by which what was summed so far shrinks)."""
+            """(exp2 of the shifted scores, new maximum, new sums, factor by which what was summed so far shrinks)."""
             highest = jnp.max(scores, axis=1)
             if c.rescale_threshold:  # an old maximum that is not much too small will do: P just grows beyond 1
                 new_top = jnp.where((highest - top) * factor > c.rescale_threshold, highest, top)
@@ -248,7 +252,7 @@ def _kernel(
             # Subtracted before it is scaled: as one FMA, LOWEST * factor - LOWEST * factor would be its rounding error.
             shrink = jnp.exp2((top - new_top) * factor)
             p = jnp.exp2(scores * factor - (new_top * factor)[:, None])
-            return p, new_top, total * shrink + jnp.sum(p, axis=1), shrink
+            return p, new_top, total * shrink[:, None] + fold_columns(p), shrink
 
         def rescale(acc: Any, shrink: Any) -> None:
             def multiply() -> None:
@@ -295,7 +299,7 @@ def _kernel(
 
         def first_softmax(scores: Any, tile: Any, needed: Any) -> Any:
             """P, maximum and sum after the first visited block of a tile, which has the tail and the diagonal."""
-            start = jnp.full((ROWS,), LOWEST, jnp.float32), jnp.zeros((ROWS,), jnp.float32)
+            start = jnp.full((ROWS,), LOWEST, jnp.float32), jnp.zeros((ROWS, 8), jnp.float32)
             p, top, total, _ = softmax(mask(scores, needed - 1, tile * c.rows + wg * ROWS), *start)
             return p, top, total
 
@@ -355,7 +359,8 @@ def _kernel(
             def one_tile(carry: Any) -> Any:
                 turn, tile, before, old_q, *state = carry
                 needed = key_blocks(k, tile)
-                p, top, total = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], tuple(state))
+                p, top, sums = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], tuple(state))
+                total = jnp.sum(sums, axis=1)
                 next_tile, done = table[turn + 1, block, 2], before + needed
 
                 def go_on() -> Any:
@@ -381,7 +386,7 @@ def _kernel(
                     start_values(acc, p, done - 1)
                     end_values(done - 1)
                     write_out(acc, turn, tile, top, total)
-                    return old_q, p, top, total
+                    return old_q, p, top, sums
 
                 return turn + 1, next_tile, done, *lax.cond(next_tile >= 0, go_on, end)
 

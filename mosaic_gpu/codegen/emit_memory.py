@@ -203,8 +203,8 @@ class MemoryEmitter(ValueEmitter):
         if any(view.dims[d].stride != 1 for d in view.kept):
             return False
         name = f"o{self.fresh()}"
-        self.line(f"int {name}_r = warp * 16 + lane % 16 + {self.affine(view.dims[rows].start)};")
-        self.line(f"int {name}_c = lane / 16 * 8 + {self.affine(column_start)};")
+        self.line(f"int {name}_r = here(warp) * 16 + here(lane) % 16 + {self.affine(view.dims[rows].start)};")
+        self.line(f"int {name}_c = here(lane) / 16 * 8 + {self.affine(column_start)};")
         packed = self.name(x)
         for mi in range(m // 64):
             for j in range(n // 16):

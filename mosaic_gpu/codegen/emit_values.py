@@ -251,7 +251,7 @@ class ValueEmitter(Text):
     # ---- coordinates ------------------------------------------------------------------------------------------------------
     def thread_part(self, layout: RegisterLayout, dim: int) -> str:
         """What this thread's lane and warp add to coordinate `dim`, as a C expression."""
-        terms = self._digits("lane", layout.lane, 32, dim) + self._digits("warp", layout.warp, 4, dim)
+        terms = self._digits("here(lane)", layout.lane, 32, dim) + self._digits("here(warp)", layout.warp, 4, dim)
         return " + ".join(terms) or "0"
 
     @staticmethod

@@ -238,9 +238,11 @@ def test_clusters(plan, array, compiled):
 
 # ---- barriers --------------------------------------------------------------------------------------------------------
 def test_phases(plan, array, compiled):
-    """One bit for each barrier of an array, in one register of the role; flipped by each wait."""
+    """One bit for each barrier, in a register that the role's arrays share; flipped by each wait."""
 
-    def body(x, o, b):
+    def body(x, o, first, b):
+        plgpu.barrier_wait(first)
+
         def step(i, c):
             plgpu.barrier_wait(b.at[lax.rem(i, 3)])
             return c
@@ -249,11 +251,27 @@ def test_phases(plan, array, compiled):
         plgpu.barrier_wait(b.at[1])
         o[...] = x[...]
 
-    p = plan(body, array(128), out=array(128), scratch_types=[plgpu.Barrier(num_barriers=3)])
-    (declared,) = [t for t in body_lines(p) if re.fullmatch(r"u32 phase_\d+ = 0;", t)]
-    phase = declared.split()[1]
-    static, dynamic = body_lines(p, "mbarrier_wait(", "^= 1u << 1;"), body_lines(p, "mbarrier_wait(", "^= 1u << slot;")
-    assert static == [f"mbarrier_wait(smem + 8, ({phase} >> 1) & 1); {phase} ^= 1u << 1;"] and len(dynamic) == 1
+    scratch = [plgpu.Barrier(), plgpu.Barrier(num_barriers=3)]
+    p = plan(body, array(128), out=array(128), scratch_types=scratch)
+    assert body_lines(p, "u32 phases") == ["u32 phases0 = 0;"]
+    one, three, static = body_lines(p, "mbarrier_wait(")
+    assert one == "mbarrier_wait(smem + 0, (phases0 >> 0) & 1); phases0 ^= 1u;"
+    assert body_lines(p, "u32 slot")[0].endswith(", mine = 2u << slot;")
+    assert three == "mbarrier_wait(smem + 8 + 8 * slot, (phases0 & mine) != 0); phases0 ^= mine;"
+    assert static == "mbarrier_wait(smem + 16, (phases0 >> 2) & 1); phases0 ^= 4u;"
+    assert compiled(p).complaints() == []
+
+
+def test_more_than_32_barriers_take_a_second_register(plan, array, compiled):
+    def body(x, o, first, b):
+        plgpu.barrier_wait(first.at[0])
+        plgpu.barrier_wait(b.at[0])
+        o[...] = x[...]
+
+    scratch = [plgpu.Barrier(num_barriers=20), plgpu.Barrier(num_barriers=20)]
+    p = plan(body, array(128), out=array(128), scratch_types=scratch)
+    assert body_lines(p, "u32 phases") == ["u32 phases0 = 0;", "u32 phases1 = 0;"]
+    assert body_lines(p, "mbarrier_wait(")[1] == "mbarrier_wait(smem + 160, (phases1 >> 0) & 1); phases1 ^= 1u;"
     assert compiled(p).complaints() == []
 
 

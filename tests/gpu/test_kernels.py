@@ -102,6 +102,57 @@ def test_one_cubin_serves_every_length_batch_and_head_count() -> None:
     assert compile_count() == before
 
 
+THREE = {"compute_warpgroups": 3, "compute_registers": 160, "memory_registers": 32}
+VARIANTS = [
+    *(
+        (d, {"persistent": persistent, "rescale_threshold": t})
+        for d in (64, 128)
+        for persistent, t in ((True, 8.0), (False, 0.0))
+    ),
+    (64, {"block_kv": 128, "persistent": True, "rescale_threshold": 8.0, **THREE}),
+    (64, {"block_kv": 112, "persistent": True, "rescale_threshold": 8.0, **THREE}),
+    (64, {"block_kv": 80, "num_stages": 3, "q_in_registers": True, **THREE}),
+    (128, {"persistent": True, "rescale_threshold": 8.0, "q_in_registers": True}),
+    (128, {"block_kv": 96, "persistent": True, "q_in_registers": True, "take_turns": False}),
+    (128, {"block_kv": 176, "persistent": True, "rescale_threshold": 8.0, "output_tile": False}),
+    (256, {"block_kv": 64, "persistent": True, "rescale_threshold": 8.0}),
+    (256, {"block_kv": 80, "persistent": True, "rescale_threshold": 8.0, "output_tile": False}),
+]
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d,fields", VARIANTS)
+def test_every_option_of_attention(d: int, fields: dict[str, Any], causal: bool) -> None:
+    """Several tiles for a block, tails in both lengths, rows that see none of the first key blocks."""
+    config = AttentionConfig(**{"block_kv": 64 if d > 128 else 128, **fields})
+    q, k, v = random(2, 1333, 8, d, dtype=jnp.bfloat16), *(random(2, 1501, 2, d, dtype=jnp.bfloat16) for _ in range(2))
+    out, lse = poisoned(functools.partial(attention, causal=causal, return_lse=True, config=config), q, k, v)
+    exact, exact_lse = reference.attention(q, k, v, causal=causal)
+    assert reference.relative_error(out, exact) <= 5e-3
+    np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
+
+
+MATMULS = [
+    {"num_stages": 3},
+    {"persistent": True},
+    {"cluster_m": 2},
+    {"cluster_m": 2, "persistent": True},
+    {"cluster_m": 4, "persistent": True, "group_m": 1},
+    {"block_n": 128, "block_k": 128, "num_stages": 2, "cluster_m": 2},
+    {"block_n": 192},
+]
+
+
+@pytest.mark.parametrize("fields", MATMULS)
+@pytest.mark.parametrize("m,n,k", ((4096, 4096, 512), (1000, 520, 72)))
+def test_every_option_of_matmul(fields: dict[str, Any], m: int, n: int, k: int) -> None:
+    a, b = random(m, k, dtype=jnp.bfloat16), random(k, n, dtype=jnp.bfloat16)
+    out = poisoned(functools.partial(matmul90.matmul, config=matmul90.MatmulConfig(**fields)), a, b)
+    exact = reference.matmul(a, b)
+    rounded = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float64)
+    assert reference.relative_error(out, exact) <= 2 * reference.relative_error(rounded, exact)
+
+
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16))
 @pytest.mark.parametrize("m,n,k", ((256, 512, 256), (200, 264, 136), (1, 8, 8), (1000, 520, 72), (130, 1024, 4096)))
 def test_matmul_matches_float64(dtype: Any, m: int, n: int, k: int) -> None:
