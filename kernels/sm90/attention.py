@@ -54,8 +54,8 @@ class AttentionConfig(Config):
     compute_registers: int = 240
     memory_registers: int = 24
     take_turns: bool = True
-    rescale_threshold: float = 0.0
-    persistent: bool = False
+    rescale_threshold: float = 8.0
+    persistent: bool = True
     output_tile: bool | None = None
     q_in_registers: bool = False
 
@@ -121,7 +121,11 @@ class AttentionConfig(Config):
 
 def default_config(head_dim: int) -> AttentionConfig:
     """What runs when nothing was tuned: what has been measured to be right and fast (docs/performance.md)."""
-    return AttentionConfig(block_kv=64 if head_dim > 128 else 128)
+    if head_dim <= 64:
+        return AttentionConfig(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+    if head_dim <= 128:
+        return AttentionConfig(q_in_registers=True)
+    return AttentionConfig(block_kv=64)
 
 
 def attention(
@@ -351,7 +355,7 @@ def _kernel(
                     return plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
                 begin: Any = 1
-                if causal and keys < c.rows:  # more blocks than the first touch the diagonal
+                if causal and keys % c.rows:  # the diagonal can cross more blocks than the first
                     begin = jnp.maximum(needed - plgpu.div(tile * c.rows + 1, keys), 1)
                     carry = lax.fori_loop(1, begin, functools.partial(step, True), carry)
                 return lax.fori_loop(begin, needed, functools.partial(step, False), carry)

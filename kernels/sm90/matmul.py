@@ -43,7 +43,7 @@ class MatmulConfig(Config):
     num_stages: int = 4
     cluster_m: int = 1
     group_m: int = 8
-    persistent: bool = False
+    persistent: bool = True
     compute_registers: int = 232
     memory_registers: int = 40
 

@@ -54,16 +54,18 @@ def _arguments(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[jax.ShapeD
     return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
 
 
+def attention_call(w: Attention, arch: str, config: Any = None, return_lse: bool = False) -> Call:
+    """Attention of one generation on a workload; config None: its default."""
+    function = _kernel_function("attention", arch)
+    config = config or default_config("attention", generation_of(arch), w.head_dim)
+    options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": return_lse}
+    return functools.partial(function, **options), _arguments(w.shapes, w.dtype)
+
+
 def _attention(r: Request) -> Call:
     w = Attention.parse(r.shape or "b4s4096d128", dtype=r.dtype, causal=r.causal)
-    generation = generation_of(r.arch)
-    function = _kernel_function("attention", r.arch)
-    if r.config is None:
-        config = default_config("attention", generation, w.head_dim)
-    else:
-        config = config_from("attention", generation, r.config)
-    options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": r.return_lse}
-    return functools.partial(function, **options), _arguments(w.shapes, w.dtype)
+    config = None if r.config is None else config_from("attention", generation_of(r.arch), r.config)
+    return attention_call(w, r.arch, config, r.return_lse)
 
 
 def _matmul(r: Request) -> Call:

@@ -73,13 +73,20 @@ def tune_all(kernel: str, wanted: list[Attention], arch: str, total: float, resu
     from ..tune.measure import AttentionBench
     from ..tune.search import Environment, search
     from ..tune.space import candidates, generation_of
+    from .ahead import compile_ahead
 
     end, rows = time.monotonic() + total, []
     environment = Environment.here()
     for i, workload in enumerate(wanted):
         grid = candidates(kernel, generation_of(arch), workload.head_dim)
+        name = f"{workload} {workload.mask}"
         with steps(len(grid)) as progress:
-            name = f"{workload} {workload.mask}"
+
+            def compiling(done: int, of: int, name: str = name, progress: Any = progress) -> None:
+                progress.step(f"{name}: compiling, {done} of {of}")
+
+            refused = compile_ahead(kernel, workload, grid, arch, on_done=compiling)
+        with steps(len(grid)) as progress:
             progress.step(f"{name}: reference")
 
             def show(done: int, of: int, config: Any, result: Any, name: str = name, progress: Any = progress) -> None:
@@ -89,7 +96,7 @@ def tune_all(kernel: str, wanted: list[Attention], arch: str, total: float, resu
             outcome = search(
                 workload,
                 grid,
-                lambda workload=workload: AttentionBench(workload).measure,  # type: ignore[misc]
+                lambda workload=workload, refused=refused: _measure(AttentionBench(workload), refused),  # type: ignore[misc]
                 device=device_key() or "",
                 kernel=kernel,
                 environment=environment,
@@ -112,6 +119,16 @@ def tune_all(kernel: str, wanted: list[Attention], arch: str, total: float, resu
             }
         )
     return rows
+
+
+def _measure(bench: Any, refused: dict[Any, str]) -> Any:
+    """How a config is measured; what the compiler has refused already is not compiled again."""
+    from ..tune.measure import Measurement
+
+    def measure(config: Any) -> Any:
+        return Measurement("refused", message=refused[config]) if config in refused else bench.measure(config)
+
+    return measure
 
 
 def _short(config: dict[str, Any]) -> str:

@@ -244,35 +244,50 @@ class MemoryEmitter(ValueEmitter):
             if d.dim is None and d.size > 1
         ]
         width = self._global_vector(layout, view, x.dtype)
+        last = len(view.dims) - 1
+        along = view.kept.index(last) if last in view.kept else None  # neighbours in memory
+        if along is not None:
+            self.line(f"int {name}_left = {self.runtime_dim(access.input, last)} - {name}_{along};")
+        groups: dict[tuple[int, ...], list[int]] = {}
         for i in range(0, layout.registers, width):
-            part_i = layout.register_part(i)
+            part = layout.register_part(i)
+            groups.setdefault(tuple(0 if k == along else n for k, n in enumerate(part)), []).append(i)
+        # One address and one test for all registers that lie along the last dimension: the rest are constants.
+        for number, (part, registers) in enumerate(groups.items()):
             coordinates, inside = [], list(replicas) if store else []
             for d, index in enumerate(view.dims):
-                if d in view.kept:
-                    k = view.kept.index(d)
-                    shift = part_i[k] * index.stride
-                    c = f"{name}_{k} + {shift}" if shift else f"{name}_{k}"
-                    inside.append(f"{c} < {self.runtime_dim(access.input, d)}")
-                    coordinates.append(c)
-                else:
+                if d not in view.kept:
                     coordinates.append(self.affine(index.start))
-            place = f"p{access.input} + {self.global_index(access.input, coordinates)}"
-            test = " && ".join(inside) or "true"
-            raw = f"*({stored_type(x.dtype)}*)({place})"
-            if width > 1:
-                with self.block(f"if ({test})"):
-                    self._move(place, x, i, width, store)
-                if not store:
-                    words = width // 2 if x.dtype in PACKED else width
-                    first = i // 2 if x.dtype in PACKED else i
-                    self.line("else { " + " ".join(f"{self.name(x)}[{first + k}] = 0;" for k in range(words)) + " }")
-            elif store:
-                v = self.element(x, i)
-                self.line(f"if ({test}) {raw} = {f'to_{half(x.dtype)}({v})' if x.dtype in PACKED else v};")
-            elif x.dtype in PACKED:
-                self.line(f"set_half({self.name(x)}[{i // 2}], {i % 2}, {test} ? {raw} : (u16)0);")
-            else:
-                self.line(f"{self.name(x)}[{i}] = {test} ? {raw} : ({c_type(x.dtype)})0;")
+                    continue
+                k = view.kept.index(d)
+                coordinates.append(f"{name}_{k} + {part[k] * index.stride}" if part[k] else f"{name}_{k}")
+                if k != along:
+                    inside.append(f"{coordinates[-1]} < {self.runtime_dim(access.input, d)}")
+            pointer, test = f"{name}_p{number}", f"{name}_in{number}"
+            start = f"p{access.input} + {self.global_index(access.input, coordinates)}"
+            self.line(f"{stored_type(x.dtype)}* {pointer} = {start}; bool {test} = {' && '.join(inside) or 'true'};")
+            for i in registers:
+                shift = layout.register_part(i)[along] * view.dims[last].stride if along is not None else 0
+                there = test if along is None else f"{test} && {shift} < {name}_left"
+                self._global_move(x, i, width, f"{pointer} + {shift}", there, store)
+
+    def _global_move(self, x: Value, i: int, width: int, place: str, test: str, store: bool) -> None:
+        """Move `width` registers of `x` from index i on, where `test` says that they lie inside the array; else load zeros."""
+        raw, name = f"*({stored_type(x.dtype)}*)({place})", self.name(x)
+        if width > 1:
+            with self.block(f"if ({test})"):
+                self._move(place, x, i, width, store)
+            if not store:
+                words = width // 2 if x.dtype in PACKED else width
+                first = i // 2 if x.dtype in PACKED else i
+                self.line("else { " + " ".join(f"{name}[{first + k}] = 0;" for k in range(words)) + " }")
+        elif store:
+            v = self.element(x, i)
+            self.line(f"if ({test}) {raw} = {f'to_{half(x.dtype)}({v})' if x.dtype in PACKED else v};")
+        elif x.dtype in PACKED:
+            self.line(f"set_half({name}[{i // 2}], {i % 2}, {test} ? {raw} : (u16)0);")
+        else:
+            self.line(f"{name}[{i}] = {test} ? {raw} : ({c_type(x.dtype)})0;")
 
     @staticmethod
     def _global_vector(layout: RegisterLayout, view: View, dtype: str) -> int:

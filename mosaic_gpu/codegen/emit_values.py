@@ -131,7 +131,9 @@ class ValueEmitter(Text):
         """Nothing that comes after is done before `o`, a float32 array, has been computed."""
         if isinstance(o, Value):
             total = " + ".join(self.element(o, i) for i in range(self.registers(o)))
-            self.line(f"order_after({total} + {self.element(o, 0)}, smem);")  # a sum even of one: it makes every NaN the same
+            self.line(
+                f"order_after({total} + {self.element(o, 0)}, smem);"
+            )  # a sum even of one: it makes every NaN the same
 
     def expect_layout(self, o: Operand, layout: RegisterLayout, what: Any) -> None:
         have = self.layout(o)

@@ -120,9 +120,7 @@ def _(out: Any, step: Any) -> None:
     else:
         with out.block():
             out.line(f"u32 slot = {out.affine(use.slot)}, mine = {1 << first}u << slot;")
-            out.line(
-                f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phases} & mine) != 0); {phases} ^= mine;"
-            )
+            out.line(f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phases} & mine) != 0); {phases} ^= mine;")
     if out.plan.barriers[use.array].info.orders_tensor_core:
         out.line("tcgen05_fence_after();")
 

@@ -13,7 +13,8 @@ from ..errors import UnsupportedCall
 Grid = Mapping[str, Sequence[Any]]
 
 # By generation and kernel.  A field that is not named keeps its default.  Register budgets are pairs, since the pool is
-# shared: what one kind of warpgroup gives up is of no use unless the other takes it.
+# shared: what one kind of warpgroup gives up is of no use unless the other takes it.  Not in the grid is what lost wherever
+# it was measured: no turns, and rescaling always.
 GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
     ("sm90", "attention"): [
         {
@@ -22,12 +23,10 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
             "compute_warpgroups": (warpgroups,),
             "compute_registers": (compute,),
             "memory_registers": (memory,),
-            "take_turns": (True, False),
-            "rescale_threshold": (0.0, 8.0),
             "persistent": (False, True),
             "q_in_registers": (False, True),
         }
-        for warpgroups, compute, memory in ((2, 240, 24), (2, 232, 40), (3, 160, 32))
+        for warpgroups, compute, memory in ((2, 240, 24), (3, 160, 32))
     ],
     ("sm100", "attention"): [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}],
 }

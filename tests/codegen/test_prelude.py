@@ -16,6 +16,7 @@ CALLS: dict[str, list[str]] = {
     "common": [
         "u[0] = shared_address(memory)",
         "i[0] = uniform(i[0])",
+        "i[0] = here(i[0])",
         "i[1] = lane_index()",
         "if (elect_one()) u[1] = 3",
     ],
@@ -79,6 +80,7 @@ CALLS: dict[str, list[str]] = {
         "wgmma_wait<1>()",
         "fence_register(f[0])",
         "fence_register(u[0])",
+        "order_after(f[0], u[0])",
         "wgmma_wait<0>()",
     ],
     "tma": [

@@ -43,6 +43,7 @@ DI double __longlong_as_double(long long x) { return bits<double>(x); }
 DI u32 shared_address(const void*) { return 0; }
 DI int own_lane() { return threadIdx.x % 32; }
 DI int uniform(int x) { return (int)exchange((u32)x, 0); }
+DI int here(int x) { return x; }
 template <class T> DI T __shfl_xor_sync(u32, T x, int mask) {
   static_assert(sizeof(T) == 4, "the emitted reductions exchange 32 bits");
   return bits<T>(exchange(bits<u32>(x), own_lane() ^ mask));
