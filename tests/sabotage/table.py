@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import collections
 import datetime
+import json
 import pathlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 
+from . import on_gpu
 from .defects import BENIGN, SABOTAGES
 from .expectations import EQUIVALENT, KNOWN_MISSES, VALUE
 from .kernels import MUTATED, NAMES, case
@@ -53,6 +55,14 @@ def counted(pairs: Iterable[tuple[str, str]], columns: Sequence[str], first: str
     lines = [[k, sum(count[k, c] for c in columns), *(count[k, c] or "" for c in columns)] for k in keys]
     sums = ["**all**", sum(count.values()), *(sum(count[k, c] for k in keys) for c in columns)]
     return rows([first, "all", *columns], [*lines, sums])
+
+
+def _on_gpu() -> list[str]:
+    """What `tests.sabotage.on_gpu` measured when it last ran."""
+    path = pathlib.Path(__file__).with_name("on_gpu.json")
+    if not path.exists():
+        return []
+    return ["## On a GPU", "", *on_gpu.markdown(json.loads(path.read_text())), ""]
 
 
 def main() -> None:
@@ -140,6 +150,7 @@ def main() -> None:
         "",
         *grouped((why, what) for what, why in VALUE.items()),
         "",
+        *_on_gpu(),
         "## Rules without a sabotage",
         "",
         "No kernel of this version of the language can break them:",
