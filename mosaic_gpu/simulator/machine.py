@@ -97,7 +97,7 @@ class BlockState:
         self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, machine.arrays, cluster.scheduler
         self.grid, self.position, self.chance = cluster.grid, position, machine.chance
         self.poison = machine.params.uninitialized == "nan"
-        self.early = machine.params.timing == "early"
+        self.early, self.max_steps = machine.params.timing == "early", machine.params.max_steps
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
@@ -121,6 +121,10 @@ class BlockState:
 
     def _name(self, id: int, slot: int) -> str:
         return f"{self.cluster.name_of(id)}[{slot}] of {self.name}"
+
+    def changes(self) -> tuple[int, ...]:
+        """How often each memory that its threads can read has been written."""
+        return self.shared.changes, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
 
     def barrier(self, id: int, slot: int) -> MBarrier:
         slots = self.barriers[id]

@@ -24,6 +24,8 @@ class SimulatorParams:
     checks: look for races.  False: barriers, values and deadlocks only.
     uninitialized: what memory that nobody has written holds.  'nan': NaNs (integers: bytes 0xAB), and reading it raises
     `UninitializedRead`; 'zero': zeros, read without complaint.
+    max_steps: a thread that has run so many steps (equations) is taken for one that never ends (`Deadlock`; the limit takes ten
+    seconds or so).
     """
 
     timing: Timing = "late"
@@ -31,6 +33,7 @@ class SimulatorParams:
     shadow: Shadow = "regions"
     checks: bool = True
     uninitialized: Uninitialized = "nan"
+    max_steps: int = 2_000_000
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -38,6 +41,8 @@ class SimulatorParams:
                 raise ValueError(f"SimulatorParams({name}={getattr(self, name)!r}): one of {', '.join(choices)}")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0):
             raise ValueError(f"SimulatorParams(seed={self.seed!r}): a number from 0 on, or None")
+        if isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int) or self.max_steps < 1:
+            raise ValueError(f"SimulatorParams(max_steps={self.max_steps!r}): a number from 1 on")
 
 
 _default: contextvars.ContextVar[SimulatorParams | None] = contextvars.ContextVar("simulator_params", default=None)
