@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,14 @@ from .global_shadow import GlobalShadow
 from .hazards import BlockHazards
 from .memory import Array, GlobalArray, SharedMemory, shared_index_at
 from .params import SimulatorParams, current
+from .remarks import Unwritten, UnwrittenOutput
 from .report import deadlock
 from .scheduler import Scheduler
 from .tables import Tables
 from .tensor_core import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
+from .traffic import Meter
 
 
 def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None = None, **changes: Any) -> list[Array]:
@@ -59,6 +62,7 @@ def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None
     machine = Machine(plan, memory, params)
     for number, index in enumerate(itertools.product(*map(range, program.grid))):
         Cluster(machine, index, number).run()
+    machine.note_unwritten(count)
     return [a.data for a in memory[count:]]
 
 
@@ -70,6 +74,7 @@ class Machine:
         self.chance = random.Random(params.seed) if params.seed else None
         self.inputs = {v.id: i for i, v in enumerate(plan.program.inputs)}
         self.operands_inside: set[tuple[int, int]] = set()  # (id of an operand, address) that have been checked
+        self.meter = Meter(params.report) if params.report is not None else None
         self.tables: Tables | None = None
         self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
         if params.checks:
@@ -78,6 +83,18 @@ class Machine:
             written, read = self.tables.written_and_read()
             for i in written:
                 arrays[i].shadow = GlobalShadow(arrays[i].data.shape, i in read)
+
+    def note_unwritten(self, inputs: int) -> None:
+        """At the end: which outputs are not whole.  Without a report to take it there is a warning."""
+        for array, value in zip(self.arrays[inputs:], self.plan.program.inputs[inputs:], strict=True):
+            if array.written is None or array.written.all():
+                continue
+            name = f"{array.name} ({value.name})" if value.name else array.name
+            found = Unwritten(name, int(array.written.size - array.written.sum()), array.written.size)
+            if self.params.report is not None:
+                self.params.report.unwritten[found.output] = found
+            else:
+                warnings.warn(f"{self.plan.program.name}: {found}", UnwrittenOutput, stacklevel=3)
 
     def index_of(self, view: View, buffer: SharedBuffer, starts: tuple[int, ...]) -> Array:
         """Element index of each element of a view of shared memory that starts there."""

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from .remarks import Report
+
 Timing = Literal["late", "early"]
 Shadow = Literal["regions", "bytes"]
 Uninitialized = Literal["nan", "zero"]
@@ -26,6 +28,8 @@ class SimulatorParams:
     `UninitializedRead`; 'zero': zeros, read without complaint.
     max_steps: a thread that has run so many steps (equations) is taken for one that never ends (`Deadlock`; the limit takes ten
     seconds or so).
+    report: to which simulations add what they notice and is no error: bank conflicts, uncoalesced accesses, copies of nothing,
+    outputs that were never written.
     """
 
     timing: Timing = "late"
@@ -34,6 +38,7 @@ class SimulatorParams:
     checks: bool = True
     uninitialized: Uninitialized = "nan"
     max_steps: int = 2_000_000
+    report: Report | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
