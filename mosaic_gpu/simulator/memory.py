@@ -59,6 +59,12 @@ class GlobalArray:
         data = raw.view(numpy_dtype(dtype)).reshape(shape)
         return GlobalArray(name, data, np.zeros(shape, np.bool_) if poison else None)
 
+    def take(self, which: npt.NDArray[np.bool_], values: Array) -> None:
+        """Take over what was written elsewhere.  which: a flat mask of the elements."""
+        self.data.reshape(-1)[which] = values
+        if self.written is not None:
+            self.written.reshape(-1)[which] = True
+
     def strided(self, start: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Elements start + sum of i * steps (in elements) as a writable view, and the same of `written`."""
         size = self.data.dtype.itemsize

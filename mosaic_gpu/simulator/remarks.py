@@ -69,8 +69,8 @@ class Unwritten:
     size: int
 
     def __str__(self) -> str:
-        part = "was never written" if self.count == self.size else f"{self.count} of {self.size} elements never written"
-        return f"unwritten: {self.output}: {part}; on a GPU they hold what was in memory before"
+        what = "all" if self.count == self.size else f"{self.count} of {self.size}"
+        return f"unwritten: {what} elements of {self.output}; on a GPU they hold what was in memory before"
 
 
 class Report:
