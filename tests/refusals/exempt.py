@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WGMMA = "ops/wgmma.py refuses first, with the line; tests/codegen/test_prelude.py asks the template itself"
+WGMMA = "ops/wgmma.py refuses first, with the line; `test_what_the_template_refuses` asks the template itself"
 EXEMPT: dict[tuple[str, str], str] = {
     (
         "frontend/trace.py",

@@ -19,6 +19,7 @@ import pytest
 import mosaic_gpu as plgpu
 from mosaic_gpu import errors
 from mosaic_gpu.codegen.emitter import emit
+from mosaic_gpu.codegen.wgmma_text import wgmma_function
 from mosaic_gpu.errors import MosaicGpuError
 from mosaic_gpu.plan.build import build_plan
 
@@ -128,6 +129,23 @@ def exempt(site: Site, what: str) -> bool:
 
 def matches(key: tuple[str, str], site: Site, what: str) -> bool:
     return site[0] == key[0] and key[1] in what
+
+
+@pytest.mark.parametrize(
+    ("n", "kinds", "registers", "majors", "words"),
+    [
+        (64, ("f64", "f64", "f32"), False, (False, False), "operands are one of"),
+        (64, ("f16", "bf16", "f32"), False, (False, False), "cannot be mixed"),
+        (64, ("bf16", "bf16", "f16"), False, (False, False), "the accumulator must be"),
+        (12, ("bf16", "bf16", "f32"), False, (False, False), "multiple of 8 from 8 to 256"),
+        (40, ("s8", "s8", "s32"), False, (False, False), "for integers n is"),
+        (64, ("e4m3", "e4m3", "f32"), False, (False, True), "only 16-bit operands"),
+        (64, ("bf16", "bf16", "f32"), True, (True, False), "no MN-major form"),
+    ],
+)
+def test_what_the_template_refuses(n: int, kinds: Any, registers: bool, majors: Any, words: str) -> None:
+    with pytest.raises(errors.IllegalInstruction, match=words):
+        wgmma_function(n, *kinds, registers, *majors, "dynamic")
 
 
 def test_names_are_unique() -> None:
