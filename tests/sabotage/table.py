@@ -21,6 +21,7 @@ from .rules import RULES, UNWRITABLE
 from .sabotages import run_sabotage, verdict
 from .verdict import Finding, configurations, judge
 
+CLEAN_SEEDS = 100  # for good kernels
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "sabotage.md"
 
 
@@ -67,7 +68,7 @@ def _on_gpu() -> list[str]:
 
 def main() -> None:
     start = time.time()
-    dirty = [n for n in NAMES if judge(case(n), case(n).program, 12) is not None]
+    dirty = [n for n in NAMES if judge(case(n), case(n).program, CLEAN_SEEDS) is not None]
     alarms = [(b, f) for b in BENIGN if (f := run_sabotage(b)) is not None]
     named = [(s, f, verdict(s, f)) for s in SABOTAGES for f in [run_sabotage(s)]]
     mechanical = [(m, f, outcome(m, f)) for n in MUTATED for m in mutants(n) for f in [run_mutant(m)]]
@@ -90,7 +91,7 @@ def main() -> None:
         "",
         "Written by `python -m tests.sabotage.table` on "
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, at commit {commit.strip()}. Each program was simulated "
-        f"with asynchronous work done in these ways: {ways}.",
+        f"with asynchronous work done in these ways: {ways}; the good kernels under {CLEAN_SEEDS} seeds.",
         "",
         f"- {len(NAMES)} good kernels ({', '.join(NAMES)}): {len(NAMES) - len(dirty)} clean.",
         f"- {len(BENIGN)} harmless changes of them: {len(alarms)} false alarms.",

@@ -26,6 +26,13 @@ def test_good_kernel_is_clean(name: str) -> None:
     assert finding is None, finding.message if finding else ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_good_kernel_is_clean_under_100_seeds(name: str) -> None:
+    finding = judge(case(name), case(name).program, 100)
+    assert finding is None, finding.message if finding else ""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_reference_is_sharp(name: str) -> None:
     """The comparison with the reference sees one wrong element."""
