@@ -26,6 +26,12 @@ def simulate_kernel(
         list[str] | None, typer.Option(help="Only this one, as the table calls it: late, early, 'seed 7'; repeat.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    shadow: Annotated[
+        str,
+        typer.Option(
+            help="What accesses are remembered for: 'regions' of memory, or 'bytes' (slow, the same findings)."
+        ),
+    ] = "regions",
     arch: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(ARCHS)}; default: the kernel's, else this GPU's, else sm_90a."),
@@ -48,7 +54,7 @@ def simulate_kernel(
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     fields = parse_json_option(config, "--config")
-    ways = chosen_schedules(schedule, schedules)
+    ways = chosen_schedules(schedule, schedules, shadow)
     with steps(len(ways) + 2) as progress:
         progress.step(f"tracing and planning {kernel}")
         from ..runtime.schedules import Rehearsal
@@ -74,14 +80,16 @@ def simulate_kernel(
         raise typer.Exit(FAILED)
 
 
-def chosen_schedules(names: Sequence[str] | None, random: int) -> list[SimulatorParams]:
-    """The schedules of these names; None: late, early and so many random ones."""
+def chosen_schedules(names: Sequence[str] | None, random: int, shadow: str) -> list[SimulatorParams]:
+    """The schedules of these names; None: late, early and so many random ones.  shadow: that of `SimulatorParams`."""
     from ..runtime.schedules import named, schedules
 
     try:
-        return [named(name) for name in names] if names else schedules(random)
+        ways = [named(name) for name in names] if names else schedules(random)
+        changes: Any = {"shadow": shadow}
+        return [dataclasses.replace(way, **changes) for way in ways]
     except ValueError as error:
-        raise Refusal(f"--schedule: {error}") from error
+        raise Refusal(str(error)) from error
 
 
 def run_schedules(

@@ -49,7 +49,7 @@ def named(name: str) -> SimulatorParams:
         return SimulatorParams()
     if name == "early":
         return SimulatorParams(timing="early")
-    raise ValueError(f"{name!r}: late, early, or 'seed N' with N from 1 on")
+    raise ValueError(f"schedule {name!r}: late, early, or 'seed N' with N from 1 on")
 
 
 class Rehearsal:

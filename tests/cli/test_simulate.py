@@ -110,6 +110,17 @@ def test_report(verb, user_file):
     assert data["report"]["outside"] == data["report"]["unwritten"] == []
 
 
+@pytest.mark.parametrize("shadow", ["regions", "bytes"])
+def test_shadow(verb, user_file, monkeypatch, shadow):
+    from mosaic_gpu.runtime import schedules
+
+    seen, honest = [], schedules.simulate
+    monkeypatch.setattr(schedules, "simulate", lambda p, a, s: [seen.append(s.shadow), honest(p, a, s)][1])
+    args = ("simulate", f"{user_file}:clean", *TYPE, "--no-compile", "--schedules", 1, "--shadow", shadow)
+    assert verb(*args).exit_code == 0
+    assert seen == [shadow] * 3
+
+
 def test_json_of_a_clean_function_of_several_kernels(verb, user_file):
     args = ("simulate", f"{user_file}:around", *TYPE, *TYPE, "--schedules", 1, "--json", "--arch", "sm_100a")
     result = verb(*args)
@@ -137,6 +148,7 @@ def test_ours(verb, arguments):
         (["USER:none", *TYPE], "calls no kernel"),
         (["USER:clean", *TYPE, "--schedules", "-1"], "--schedules"),
         (["USER:clean", *TYPE, "--schedule", "seed x"], "'seed N'"),
+        (["USER:clean", *TYPE, "--shadow", "bits"], "shadow='bits'"),
     ],
 )
 def test_refusals(verb, user_file, arguments, why):

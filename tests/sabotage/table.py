@@ -86,6 +86,7 @@ def main() -> None:
     found = sum(not v for _, _, v in named)
     first = collections.Counter(f.how for _, f, v in named if f is not None and not v)
     columns = ("found", "refused", "value", "harmless", "value, no report", "missed", "false alarm", "crash")
+    outcomes = collections.Counter(o for _, _, o in mechanical)
     out = [
         "# Sabotage: what the simulator finds, and what it does not",
         "",
@@ -93,12 +94,25 @@ def main() -> None:
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, at commit {commit.strip()}. Each program was simulated "
         f"with asynchronous work done in these ways: {ways}; the good kernels under {CLEAN_SEEDS} seeds.",
         "",
-        f"- {len(NAMES)} good kernels ({', '.join(NAMES)}): {len(NAMES) - len(dirty)} clean.",
-        f"- {len(BENIGN)} harmless changes of them: {len(alarms)} false alarms.",
-        f"- {len(named)} named sabotages: {found} found with the right class and line, {len(named) - found} not.",
-        f"- {len(mechanical)} mechanical mutants: "
-        + ", ".join(f"{n} {o}" for o, n in collections.Counter(o for _, _, o in mechanical).most_common())
-        + ".",
+        *rows(
+            ["programs", "all", "found", "missed", "rightly silent", "false alarms"],
+            [
+                ["good kernels", len(NAMES), "", "", len(NAMES) - len(dirty), len(dirty)],
+                ["harmless changes of them", len(BENIGN), "", "", len(BENIGN) - len(alarms), len(alarms)],
+                ["named sabotages", len(named), found, len(named) - found, "", ""],
+                [
+                    "mechanical mutants",
+                    len(mechanical),
+                    sum(outcomes[o] for o in ("found", "refused", "value")),
+                    sum(outcomes[o] for o in ("missed", "value, no report", "crash")),
+                    outcomes["harmless"],
+                    outcomes["false alarm"],
+                ],
+            ],
+        ),
+        "",
+        f"The good kernels: {', '.join(NAMES)}. Of the mutants found, {outcomes['refused']} are refused by the planner and in "
+        f"{outcomes['value']} nothing but the result is wrong, which a comparison shows.",
         "",
         "## Named sabotages",
         "",
