@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 COLD, WARM = 0.8, 0.1  # seconds that the others must save: to start them, and to hand a simulation over
 PROBE = 0.05  # seconds of work here, from which the rest is estimated
 CHUNKS = 4  # ranges of clusters for each process: some take longer than others
-Bits = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint8]  # one for each element of an array, packed
 
 
 @dataclasses.dataclass
 class Part:
-    """What some clusters did to an array: flat masks of what they wrote and read, and the values of what they wrote."""
+    """What some clusters did to an array: what they wrote and read, and the values of what they wrote."""
 
     written: Bits
     read: Bits
@@ -113,7 +113,7 @@ def _spread(machine: Machine, inputs: list[Array], first: int, processes: int) -
             machine.run(range(count))
             return True
         for i, part in outcome.parts.items():
-            machine.arrays[i].take(part.written, part.values)
+            machine.arrays[i].take(_unpacked(part.written, machine.arrays[i].data.size), part.values)
             done[i].written |= part.written
             done[i].read |= part.read
         if machine.report is not None and outcome.report is not None:
@@ -126,8 +126,12 @@ def _spread(machine: Machine, inputs: list[Array], first: int, processes: int) -
 def _touched(machine: Machine, i: int) -> tuple[Bits, Bits]:
     shadow = machine.arrays[i].shadow
     assert shadow is not None
-    written: Bits = shadow.writers.reshape(-1) > 0
-    return written, np.zeros_like(written) if shadow.readers is None else shadow.readers.reshape(-1) > 0
+    written = np.packbits(shadow.writers.reshape(-1) > 0)
+    return written, np.zeros_like(written) if shadow.readers is None else np.packbits(shadow.readers.reshape(-1) > 0)
+
+
+def _unpacked(bits: Bits, size: int) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(bits, count=size).view(np.bool_)
 
 
 def _overlap(a: Part, b: Part) -> bool:
@@ -264,7 +268,8 @@ def _outcome(machine: Machine, clusters: range) -> Outcome:
     parts = {}
     for i in machine.written:
         written, read = _touched(machine, i)
-        parts[i] = Part(written, read, machine.arrays[i].data.reshape(-1)[written])
+        flat = machine.arrays[i].data.reshape(-1)
+        parts[i] = Part(written, read, flat[_unpacked(written, flat.size)])
     return Outcome(parts, error, machine.report)
 
 
