@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclasses.dataclass
 class Outside:
-    """Copies by TMA whose box lies wholly outside the array: legal, zeros come in and nothing goes out.  count: boxes."""
+    """Copies by TMA that lie wholly outside the array: legal, zeros come in and nothing goes out.  count: of them."""
 
     line: Line | None
     op: str
@@ -57,7 +57,7 @@ class Outside:
 
     def __str__(self) -> str:
         what = "fills the tile with zeros" if self.op == "copy_gmem_to_smem" else "writes nothing"
-        return f"outside: {self.op} lies wholly outside {self.array} ({self.count} boxes) and {what}"
+        return f"outside: {self.op} lies wholly outside {self.array} ({self.count} times) and {what}"
 
 
 @dataclasses.dataclass
@@ -92,7 +92,7 @@ class Report:
         found.ideal += cost[2]
 
     def add_outside(self, line: Line | None, op: str, array: str, count: int = 1) -> None:
-        """A box outside an array."""
+        """A copy outside an array."""
         self.outside.setdefault((line, op, array), Outside(line, op, array)).count += count
 
     def merge(self, other: Report) -> None:

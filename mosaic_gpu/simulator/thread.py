@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,14 +150,13 @@ class Thread(ProductThread):
             starts = tuple([self.evaluate(d.start) for d in access.view.dims])
             self.meter.global_memory(self.line, access.view, layout, array.data.shape, starts, write)
 
-    def _count_outside(self, op: str, boxes: Iterable[tma.TmaBox]) -> None:
-        """Note which boxes have nothing of their array in them."""
+    def _count_outside(self, op: str, boxes: Sequence[tma.TmaBox]) -> None:
+        """Note a copy of boxes that have nothing of their array in them."""
         if self.meter is None:
             return
-        for box in boxes:
-            array = self.block.arrays[box.map.input]
-            if tma.box_place(array, box.map, box.coordinates) is None:
-                self.meter.report.add_outside(self.line, op, array.name)
+        array = self.block.arrays[boxes[0].map.input]
+        if all(tma.box_place(array, box.map, box.coordinates) is None for box in boxes):
+            self.meter.report.add_outside(self.line, op, array.name)
 
     def _global_note(self, array: GlobalArray, access: Access, write: bool) -> Note | None:
         if self.hazards is None or array.shadow is None:
@@ -286,9 +285,9 @@ class Thread(ProductThread):
 
     def tma_store(self, copy: TmaCopy, commit_group: bool) -> None:
         state, m = self.warps[0], self.plan.maps[copy.map]
-        for issue in copy.issues:
-            box = tma.TmaBox(m, *self._issue(copy, issue))
-            self._count_outside("copy_smem_to_gmem", (box,))
+        boxes = [tma.TmaBox(m, *self._issue(copy, issue)) for issue in copy.issues]
+        self._count_outside("copy_smem_to_gmem", boxes)
+        for box in boxes:
             if self.hazards is not None:
                 self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line)
             store = tma.Store(m, box.coordinates, box.address, self.line)

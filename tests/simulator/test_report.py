@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -182,6 +183,26 @@ def test_boxes_outside(run: Any) -> None:
     assert found.op == "copy_smem_to_gmem" and "writes nothing" in str(found)
     assert report.unwritten["output 0 (y)"].count == X.size
     assert not report_of(run, outside(32, 0), X).outside  # half of it is inside
+
+
+def test_a_copy_of_several_boxes_is_outside_as_a_whole(run: Any) -> None:
+    """Columns in chunks of the swizzle: of a tile of two boxes the second is outside, which is an ordinary tail."""
+
+    def body(x: Any, y: Any, tile: Any, full: Any, *, start: int) -> None:
+        columns = plgpu.ds(lax.axis_index("i") * 64 + start, 128)
+        plgpu.copy_gmem_to_smem(x.at[:, columns], tile, full)
+        plgpu.barrier_wait(full)
+        y[...] = plgpu.load(tile, layout=plgpu.Layout.WGMMA)
+
+    def kernel(start: int) -> Any:
+        scratch = [plgpu.SMEM((64, 128), jnp.bfloat16, transforms=SWIZZLED), plgpu.Barrier()]
+        out = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16)
+        grid = dict(grid=(1,), grid_names=("i",))
+        return plgpu.kernel(functools.partial(body, start=start), out, scratch_types=scratch, **grid)
+
+    x = np.ones((64, 64), jnp.bfloat16)
+    assert not report_of(run, kernel(0), x).outside
+    assert [o.count for o in report_of(run, kernel(64), x).outside.values()] == [1]
 
 
 def test_unwritten_elements_are_nan_and_a_warning(run: Any) -> None:
