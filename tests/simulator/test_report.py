@@ -145,7 +145,7 @@ def test_transposed_load(run: Any, dtype: Any, actual: int) -> None:
     assert cost(report_of(run, kernel, x), "load", "x") == (128, 128 * actual, 128 * ideal)
 
 
-def test_slots_of_a_ring_are_one_line(run: Any, line_of: Any) -> None:
+def test_the_line_of_an_access(run: Any, line_of: Any) -> None:
     kernel, x = staged(SWIZZLED, jnp.bfloat16)
     report = report_of(run, kernel, x)
     (store,) = [t for t in report.traffic.values() if (t.op, t.memory) == ("store", "smem")]
