@@ -3,7 +3,8 @@
     python -m benchmarks.simulator [--json]
 
 Matmul n=1024 in bf16 with 64 x 64 x 64 tiles and three warpgroups, of which two compute a tile each: ours, and JAX's own
-hopper_matmul_mgpu.  And attention b1 h4 s1024 d128 in ours only: JAX's attention kernels do not run in its mode.
+hopper_matmul_mgpu.  And attention b1 h4 s1024 d128 in ours only: JAX's attention kernels do not run in its mode.  Ours as it is
+by default, and in one process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mosaic_gpu.simulator import simulator_params
+
 from .gpu import commit, package_version
 from .model import Unsupported, first_line
 
@@ -42,7 +45,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
 def timed(call: Callable[[], Any], expected: np.ndarray, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Seconds of the first call, tracing and compiling included, and of later ones; the result's error.
 
-    cpu_seconds: of all threads, of a later call: what other programs on the machine disturb less.
+    cpu_seconds: of all threads of this process, of a later call: what other programs on the machine disturb less.
     """
     samples, cpu = [], []
     for _ in range(1 + repeats):
@@ -121,13 +124,16 @@ def run(
 
     plain = contextlib.nullcontext
     row(name, "ours, all checks", lambda: our_matmul(n, a, b), product, plain())
+    row(name, "ours, one process", lambda: our_matmul(n, a, b), product, simulator_params(processes=1))
     row(name, "JAX interpret", lambda: jax_matmul(n, a, b), product, interpret(False))
     row(name, "JAX interpret, detect_races", lambda: jax_matmul(n, a, b), product, interpret(True))
     from mosaic_gpu.kernels import reference
 
     q, k, v = (normal(i, 1, length, 4, 128) for i in range(3))
     out, _ = reference.attention(q, k, v)
-    row(f"attention b1 h4 s{length} d128", "ours, all checks", lambda: our_attention(q, k, v), out, plain())
+    name = f"attention b1 h4 s{length} d128"
+    row(name, "ours, all checks", lambda: our_attention(q, k, v), out, plain())
+    row(name, "ours, one process", lambda: our_attention(q, k, v), out, simulator_params(processes=1))
     return rows
 
 

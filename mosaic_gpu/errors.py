@@ -35,7 +35,7 @@ class MosaicGpuError(Exception):
         return f"{self.message}\n  at {self.line}" if self.line is not None else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.line)
+        return type(self), (self.message, self.line), self.__dict__  # the notes, too
 
 
 class UnsupportedPrimitive(MosaicGpuError, NotImplementedError):

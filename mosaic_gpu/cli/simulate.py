@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import MosaicGpuError, Race
+from ..simulator.params import SimulatorParams
+from ..simulator.remarks import Report, UnwrittenOutput
 from .common import FAILED, AsJson, Refusal, output, parse_json_option, print_json, steps, table
 from .compile import ARCHS, _default_arch
 
@@ -19,7 +22,16 @@ SMALL = {"attention": "b1s256h2kv1d128", "matmul": "m256n256k256"}  # what the s
 def simulate_kernel(
     kernel: Annotated[str, typer.Argument(help="attention, matmul, or FILE.py:NAME of a kernel of yours.")],
     schedules: Annotated[int, typer.Option(min=0, help="How many random orders, besides late and early.")] = 20,
+    schedule: Annotated[
+        list[str] | None, typer.Option(help="Only this one, as the table calls it: late, early, 'seed 7'; repeat.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    shadow: Annotated[
+        str,
+        typer.Option(
+            help="What accesses are remembered for: 'regions' of memory, or 'bytes' (slow, the same findings)."
+        ),
+    ] = "regions",
     arch: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(ARCHS)}; default: the kernel's, else this GPU's, else sm_90a."),
@@ -42,7 +54,8 @@ def simulate_kernel(
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     fields = parse_json_option(config, "--config")
-    with steps(schedules + 4) as progress:
+    ways = chosen_schedules(schedule, schedules, shadow)
+    with steps(len(ways) + 2) as progress:
         progress.step(f"tracing and planning {kernel}")
         from ..runtime.schedules import Rehearsal
         from .targets import Request, find_call
@@ -54,31 +67,50 @@ def simulate_kernel(
             compiled = "not asked for" if no_compile else _compile(rehearsal, progress.step)
         except MosaicGpuError as error:
             raise Refusal(f"{type(error).__name__}: {error}") from error
-        runs, findings = run_schedules(rehearsal, schedules, progress.step)
+        report = Report()
+        runs, findings = run_schedules(rehearsal, ways, progress.step, report)
     if as_json:
         names = [p.name for p in rehearsal.programs]
         data = {"kernels": names, "arch": rehearsal.plans[0].arch, "seed": seed, "compiled": compiled}
-        print_json({**data, "clean": not findings, "schedules": runs})
+        print_json({**data, "clean": not findings, "schedules": runs, "report": report.to_json()})
     else:
         _print(rehearsal, runs, findings, compiled, seed)
+        _print_remarks(report)
     if findings:
         raise typer.Exit(FAILED)
 
 
-def run_schedules(rehearsal: Any, random: int, step: Any) -> tuple[list[dict[str, Any]], dict[str, MosaicGpuError]]:
-    """What happened under each schedule, and the findings by their text, each once."""
-    from ..runtime.schedules import name_of, schedules
+def chosen_schedules(names: Sequence[str] | None, random: int, shadow: str) -> list[SimulatorParams]:
+    """The schedules of these names; None: late, early and so many random ones.  shadow: that of `SimulatorParams`."""
+    from ..runtime.schedules import named, schedules
+
+    try:
+        ways = [named(name) for name in names] if names else schedules(random)
+        changes: Any = {"shadow": shadow}
+        return [dataclasses.replace(way, **changes) for way in ways]
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+
+
+def run_schedules(
+    rehearsal: Any, ways: Sequence[SimulatorParams], step: Any, report: Report
+) -> tuple[list[dict[str, Any]], dict[str, MosaicGpuError]]:
+    """What happened under each schedule, and the findings by their text, each once.  report: gets what the first notices."""
+    from ..runtime.schedules import name_of
 
     runs: list[dict[str, Any]] = []
     findings: dict[str, MosaicGpuError] = {}
     first: tuple[list[Any], str] | None = None
-    for schedule in schedules(random):
+    for schedule in ways:
         name = name_of(schedule)
         step(f"simulating: {name}")
         begun = time.perf_counter()
         finding: MosaicGpuError | None = None
         try:
-            outputs = rehearsal.outputs(schedule)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UnwrittenOutput)  # the report has it
+                chosen = schedule if runs else dataclasses.replace(schedule, report=report)
+                outputs = rehearsal.outputs(chosen)
         except MosaicGpuError as error:
             finding = error
         else:
@@ -134,6 +166,7 @@ def _to_json(finding: MosaicGpuError | None) -> dict[str, Any] | None:
     if isinstance(finding, Race):
         other = str(finding.other_line) if finding.other_line else None
         data |= {"kind": finding.kind, "place": finding.place, "other_line": other, "remedy": finding.remedy}
+        data |= {"between": finding.between, "who": finding.who, "other": finding.other}
     return data
 
 
@@ -156,3 +189,16 @@ def _print(
         console.print(str(finding), markup=False, highlight=False, soft_wrap=True)
     if not findings:
         console.print(f"[green]clean[/] under {len(runs)} schedules, the same bits under all", highlight=False)
+
+
+def _print_remarks(report: Report) -> None:
+    """What is no error, line by line."""
+    remarks = list(report.remarks())
+    if not remarks:
+        return
+    console = output()
+    console.print("no errors, but worth a look:", highlight=False)
+    for remark in remarks:
+        line = getattr(remark, "line", None)
+        at = f" at {line.file}:{line.number}" if line else ""
+        console.print(f"- {remark}{at}", markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..errors import LayoutConflict
+from ..layouts.access import by_stmatrix, global_vector, shared_vector, together
 from ..layouts.registers import RegisterLayout, wgmma
 from ..layouts.shared import SharedLayout, itemsize
 from ..plan.model import Plan
@@ -102,19 +103,6 @@ class MemoryEmitter(ValueEmitter):
         offset = " + ".join(terms) or "0"
         return f"swizzle<{layout.swizzle}>({offset})" if layout.swizzle else f"({offset})"
 
-    def _vector(self, layout: RegisterLayout, view: View, shared: SharedLayout) -> int:
-        """How many of a thread's consecutive registers are consecutive and aligned in memory, as one access can move."""
-        first, last = layout.reg[0] if layout.reg else None, view.dims[-1]
-        columns = len(view.ref.shape) - 1
-        if first is None or first.dim != len(view.shape) - 1 or first.stride != 1 or view.kept[-1] != columns:
-            return 1
-        if last.stride != 1:
-            return 1
-        size = shared.itemsize
-        (inner, _), *outer = shared.strides()[columns]
-        steps = [stride // size for digits in (*shared.strides()[:columns], outer) for _, stride in digits]
-        return math.gcd(first.size, 16 // size, inner, last.start.const, *(f for _, f in last.start.terms), *steps)
-
     def _shared_array(self, view: View, x: Operand, store: bool) -> None:
         buffer = self.plan.buffers[view.ref.id]
         layout = self.layout(x)
@@ -125,7 +113,7 @@ class MemoryEmitter(ValueEmitter):
         shared: SharedLayout = buffer.layout
         if store and self._stmatrix(view, x, layout, shared, buffer.offset):
             return
-        width = self._vector(layout, view, shared)
+        width = shared_vector(layout, view, shared)
         name = f"o{self.fresh()}"
         bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
         self._thread_coordinates(name, layout, view)
@@ -156,15 +144,8 @@ class MemoryEmitter(ValueEmitter):
     def _move(self, place: str, x: Operand, i: int, width: int, store: bool) -> None:
         """Move `width` registers of `x` from index i on to or from memory."""
         assert isinstance(x, Value)
-        size = 2 if x.dtype in PACKED else {"bool": 1}.get(x.dtype, 0) or int(_size(x.dtype))
-        nbytes = width * size
-        if x.dtype in PACKED and width % 2 == 0:
-            words, name, first = nbytes // 4, self.name(x), i // 2
-            kind = {1: "u32", 2: "uint2", 4: "uint4"}[words]
-        elif size == 4 and width > 1:
-            words, name, first = width, self.name(x), i
-            kind = {2: "uint2", 4: "uint4"}[words]
-        else:
+        size, name = itemsize(x.dtype), self.name(x)
+        if together(width, x.dtype) == 1:
             for k in range(width):
                 at = f"{place} + {k * size}" if k else place
                 raw = f"*({stored_type(x.dtype)}*)({at})"
@@ -172,10 +153,12 @@ class MemoryEmitter(ValueEmitter):
                     v = self.element(x, i + k)
                     self.line(f"{raw} = {f'to_{half(x.dtype)}({v})' if x.dtype in PACKED else v};")
                 elif x.dtype in PACKED:
-                    self.line(f"set_half({self.name(x)}[{(i + k) // 2}], {(i + k) % 2}, {raw});")
+                    self.line(f"set_half({name}[{(i + k) // 2}], {(i + k) % 2}, {raw});")
                 else:
-                    self.line(f"{self.name(x)}[{i + k}] = {raw};")
+                    self.line(f"{name}[{i + k}] = {raw};")
             return
+        words, first = width * size // 4, i // 2 if x.dtype in PACKED else i
+        kind = {1: "u32", 2: "uint2", 4: "uint4"}[words]
         registers = [f"{name}[{first + k}]" for k in range(words)]
         if words == 1:
             self.line(f"*(u32*)({place}) = {registers[0]};" if store else f"{registers[0]} = *(u32*)({place});")
@@ -190,18 +173,11 @@ class MemoryEmitter(ValueEmitter):
 
     def _stmatrix(self, view: View, x: Operand, layout: RegisterLayout, shared: SharedLayout, base: int) -> bool:
         """A 16-bit WGMMA array to rows of shared memory: stmatrix moves four 8x8 pieces at once, free of bank conflicts."""
-        if not isinstance(x, Value) or x.dtype not in PACKED or len(layout.shape) != 2 or view.is_transposed:
+        if not isinstance(x, Value) or x.dtype != view.dtype or not by_stmatrix(layout, view, shared):
             return False
         m, n = layout.shape
-        tile_columns = shared.tile[-1] if shared.tile else shared.shape[-1]
-        if m % 64 or n % 16 or not layout.same_map(wgmma((m, n))) or tile_columns % 8:
-            return False
         rows, columns = view.kept
         column_start = view.dims[columns].start
-        if columns != len(view.ref.shape) - 1 or column_start.const % 8 or any(f % 8 for _, f in column_start.terms):
-            return False
-        if any(view.dims[d].stride != 1 for d in view.kept):
-            return False
         name = f"o{self.fresh()}"
         self.line(f"int {name}_r = here(warp) * 16 + here(lane) % 16 + {self.affine(view.dims[rows].start)};")
         self.line(f"int {name}_c = here(lane) / 16 * 8 + {self.affine(column_start)};")
@@ -243,7 +219,7 @@ class MemoryEmitter(ValueEmitter):
             for below, d in _with_below(digits)
             if d.dim is None and d.size > 1
         ]
-        width = self._global_vector(layout, view, x.dtype)
+        width = global_vector(layout, view, x.dtype)
         last = len(view.dims) - 1
         along = view.kept.index(last) if last in view.kept else None  # neighbours in memory
         if along is not None:
@@ -289,22 +265,6 @@ class MemoryEmitter(ValueEmitter):
         else:
             self.line(f"{name}[{i}] = {test} ? {raw} : ({c_type(x.dtype)})0;")
 
-    @staticmethod
-    def _global_vector(layout: RegisterLayout, view: View, dtype: str) -> int:
-        """How many of a thread's consecutive registers one access can move, so that all or none lie inside the array.
-
-        Whether the array's rows are whole numbers of such groups is a remainder of a length that is compiled in.
-        """
-        first, last, size = layout.reg[0] if layout.reg else None, view.dims[-1], itemsize(dtype)
-        columns = len(view.ref.shape) - 1
-        if first is None or size not in (2, 4) or (size == 2 and dtype not in PACKED):
-            return 1
-        if first.dim != len(view.shape) - 1 or first.stride != 1 or view.kept[-1] != columns or last.stride != 1:
-            return 1
-        return math.gcd(
-            first.size, 16 // size, view.ref.shape[columns], last.start.const, *(f for _, f in last.start.terms)
-        )
-
     # ---- TMA --------------------------------------------------------------------------------------------------------------
     def tma_load(self, copy: TmaCopy, bar: str) -> None:
         rank = len(self.plan.maps[copy.map].dims)
@@ -349,9 +309,3 @@ def _with_below(digits: Any) -> list[tuple[int, Any]]:
         out.append((below, d))
         below *= d.size
     return out
-
-
-def _size(dtype: str) -> int:
-    from ..layouts.shared import itemsize
-
-    return itemsize(dtype)

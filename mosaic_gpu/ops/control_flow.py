@@ -64,7 +64,9 @@ def _(out: Any, step: Any) -> None:
 def _(sim: Any, step: Any) -> Iterator[Any]:
     e, (condition, body) = step.equation, step.regions
     values = [sim.read_as(o, c) for o, c in zip(e.operands, body.inputs, strict=True)]
+    watched = sim.watch(step)
     while True:
+        yield from watched.turn(values)
         for c, b, v in zip(condition.inputs, body.inputs, values, strict=True):
             sim.write(c, v)
             sim.write(b, v)

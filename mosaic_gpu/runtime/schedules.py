@@ -40,6 +40,18 @@ def name_of(schedule: SimulatorParams) -> str:
     return f"seed {schedule.seed}" if schedule.seed else schedule.timing
 
 
+def named(name: str) -> SimulatorParams:
+    """The schedule of which `name_of` says this."""
+    kind, _, number = name.partition(" ")
+    if kind == "seed" and number.isdecimal() and int(number) > 0:
+        return SimulatorParams(seed=int(number))
+    if name == "late":
+        return SimulatorParams()
+    if name == "early":
+        return SimulatorParams(timing="early")
+    raise ValueError(f"schedule {name!r}: late, early, or 'seed N' with N from 1 on")
+
+
 class Rehearsal:
     """A function traced for some arguments (arrays, or trees of them), its kernels planned.
 

@@ -2,5 +2,6 @@
 
 from .machine import simulate
 from .params import SimulatorParams, simulator_params
+from .remarks import Report, UnwrittenOutput
 
-__all__ = ["SimulatorParams", "simulate", "simulator_params"]
+__all__ = ["Report", "SimulatorParams", "UnwrittenOutput", "simulate", "simulator_params"]

@@ -16,6 +16,7 @@ from ..ops.elementwise import numpy_dtype
 from ..ops.registry import OPS
 from ..plan.model import Role, Step
 from ..program import Affine, Literal, Operand, Value
+from .endless import Loop, check_steps
 from .memory import Array
 from .scheduler import Steps, Task
 
@@ -61,6 +62,7 @@ class Core:
             self.steps_run += 1
             chance = self.block.chance
             if self.steps_run % TURN_EVERY == 0 or (chance is not None and chance.random() < TURN_CHANCE):
+                check_steps(self, self.block.max_steps)
                 yield None
             equation = step.equation
             try:
@@ -84,6 +86,10 @@ class Core:
 
     def wgmma_wait(self, n: int) -> Steps:
         raise NotImplementedError
+
+    def watch(self, loop: Step) -> Loop:
+        """To be told of each iteration of a `while` loop."""
+        return Loop(self, loop)
 
     # ---- values -----------------------------------------------------------------------------------------------------
     def read(self, operand: Operand) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +20,16 @@ from .barriers import MBarrier, NamedBarrier
 from .global_shadow import GlobalShadow
 from .hazards import BlockHazards
 from .memory import Array, GlobalArray, SharedMemory, shared_index_at
+from .parallel import run_grid
 from .params import SimulatorParams, current
+from .remarks import Report, Unwritten, UnwrittenOutput
 from .report import deadlock
 from .scheduler import Scheduler
 from .tables import Tables
 from .tensor_core import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
+from .traffic import Meter
 
 
 def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None = None, **changes: Any) -> list[Array]:
@@ -34,19 +38,32 @@ def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None
     arrays: the kernel's inputs, in order; they are not changed.  params: how (None: `current()`); changes: fields of it to
     replace, such as timing="early".
 
-    `grid` counts clusters (axes of `cluster` index the blocks inside one); they run one after the other in row-major
-    order, the blocks of one cluster side by side.  Raises the errors of `mosaic_gpu.errors` for what it finds: Race,
-    Deadlock, BarrierMisuse, UninitializedRead, OutOfBounds, Leak.
+    `grid` counts clusters (axes of `cluster` index the blocks inside one); they run one after the other in row-major order, or
+    in several processes, which gives the same; the blocks of one cluster run side by side.  Raises the errors of
+    `mosaic_gpu.errors` for what it finds: Race, Deadlock, BarrierMisuse, UninitializedRead, OutOfBounds, Leak.
     """
     params = dataclasses.replace(params or current(), **changes)
+    machine = Machine(plan, global_memory(plan, arrays, params), params)
+    try:
+        run_grid(machine, [np.asarray(a) for a in arrays])
+        outputs = machine.arrays[len(arrays) :]
+        machine.note_unwritten(outputs)
+    finally:
+        if params.report is not None and machine.report is not None:
+            params.report.merge(machine.report)
+    return [a.data for a in outputs]
+
+
+def global_memory(plan: Plan, arrays: Sequence[Array], params: SimulatorParams) -> list[GlobalArray]:
+    """Inputs with their values, then outputs with none."""
     program = plan.program
     count = len(program.inputs) - program.num_outputs
     if len(arrays) != count:
         raise ValueError(f"{program.name} takes {count} arrays, not {len(arrays)}")
-    poison = params.uninitialized == "nan"
     memory: list[GlobalArray] = []
     for i, value in enumerate(program.inputs):
         if i >= count:
+            poison = params.uninitialized == "nan"
             memory.append(GlobalArray.of_output(f"output {i - count}", value.shape, value.dtype, poison))
             continue
         array = np.asarray(arrays[i])
@@ -56,28 +73,59 @@ def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None
                 f"the kernel was traced for {value.dtype}{list(value.shape)}"
             )
         memory.append(GlobalArray.of_input(f"input {i}", array))
-    machine = Machine(plan, memory, params)
-    for number, index in enumerate(itertools.product(*map(range, program.grid))):
-        Cluster(machine, index, number).run()
-    return [a.data for a in memory[count:]]
+    return memory
 
 
 class Machine:
-    """What all clusters of a launch share.  chance: decides where several orders are legal; None: a fixed order."""
+    """What all clusters of a launch share.  clusters: their places in the grid, in row-major order; written: the arrays that
+    the kernel writes (without checks: not known, none)."""
 
     def __init__(self, plan: Plan, arrays: list[GlobalArray], params: SimulatorParams) -> None:
         self.plan, self.arrays, self.params = plan, arrays, params
-        self.chance = random.Random(params.seed) if params.seed else None
+        self.clusters: list[Shape] = list(itertools.product(*map(range, plan.program.grid)))
         self.inputs = {v.id: i for i, v in enumerate(plan.program.inputs)}
         self.operands_inside: set[tuple[int, int]] = set()  # (id of an operand, address) that have been checked
+        self.report = Report() if params.report is not None else None
+        self.meter = Meter(self.report) if self.report is not None else None
         self.tables: Tables | None = None
         self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
+        self.written: list[int] = []
         if params.checks:
             size = SharedMemory.size_of(plan.shared_bytes)
             self.tables = Tables(plan, size, params.shadow == "bytes")
-            written, read = self.tables.written_and_read()
-            for i in written:
-                arrays[i].shadow = GlobalShadow(arrays[i].data.shape, i in read)
+            written, self._read = self.tables.written_and_read()
+            self.written = sorted(written)
+            self._watch()
+
+    def _watch(self) -> None:
+        for i in self.written:
+            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, i in self._read)
+
+    def run(self, clusters: range) -> None:
+        """Run some of the clusters, one after the other."""
+        for number in clusters:
+            Cluster(self, self.clusters[number], number).run()
+
+    def reset(self) -> None:
+        """Forget what clusters have done to global memory, and what was noticed of it."""
+        for i in self.written:
+            array, value = self.arrays[i], self.plan.program.inputs[i]
+            self.arrays[i] = GlobalArray.of_output(array.name, value.shape, value.dtype, array.written is not None)
+        self._watch()
+        if self.meter is not None:
+            self.report = self.meter.report = Report()
+
+    def note_unwritten(self, outputs: list[GlobalArray]) -> None:
+        """At the end: which outputs are not whole.  Without a report to take it there is a warning."""
+        for array, value in zip(outputs, self.plan.program.inputs[-len(outputs) :], strict=True):
+            if array.written is None or array.written.all():
+                continue
+            name = f"{array.name} ({value.name})" if value.name else array.name
+            found = Unwritten(name, int(array.written.size - array.written.sum()), array.written.size)
+            if self.report is not None:
+                self.report.unwritten[found.output] = found
+            else:
+                warnings.warn(f"{self.plan.program.name}: {found}", UnwrittenOutput, stacklevel=3)
 
     def index_of(self, view: View, buffer: SharedBuffer, starts: tuple[int, ...]) -> Array:
         """Element index of each element of a view of shared memory that starts there."""
@@ -95,9 +143,9 @@ class BlockState:
         machine = cluster.machine
         plan = machine.plan
         self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, machine.arrays, cluster.scheduler
-        self.grid, self.position, self.chance = cluster.grid, position, machine.chance
+        self.grid, self.position, self.chance = cluster.grid, position, cluster.chance
         self.poison = machine.params.uninitialized == "nan"
-        self.early = machine.params.timing == "early"
+        self.early, self.max_steps = machine.params.timing == "early", machine.params.max_steps
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
@@ -121,6 +169,10 @@ class BlockState:
 
     def _name(self, id: int, slot: int) -> str:
         return f"{self.cluster.name_of(id)}[{slot}] of {self.name}"
+
+    def changes(self) -> tuple[int, ...]:
+        """How often each memory that its threads can read has been written."""
+        return self.shared.changes, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
 
     def barrier(self, id: int, slot: int) -> MBarrier:
         slots = self.barriers[id]
@@ -159,7 +211,10 @@ class BlockState:
 
 
 class Cluster:
-    """The blocks of one cluster, which run side by side.  names: how reports call buffers, by value id."""
+    """The blocks of one cluster, which run side by side.
+
+    chance: decides where several orders are legal (None: a fixed order); names: how reports call buffers, by value id.
+    """
 
     def __init__(self, machine: Machine, grid: Shape, number: int) -> None:
         self.machine, self.grid, self.number = machine, grid, number
@@ -167,7 +222,10 @@ class Cluster:
         self.index_of = machine.index_of
         barriers = [a.value for a in plan.barriers.values()] + [a.value for a in plan.named_barriers.values()]
         self.names = {v.id: f"{v.space} {v.name or f'%{v.id}'}" for v in barriers}
-        self.scheduler = Scheduler(deadlock, machine.chance)
+        seed = machine.params.seed
+        # One of its own: what a cluster does depends on no other, nor on the process that runs it.
+        self.chance = random.Random(f"{seed} {number}") if seed else None
+        self.scheduler = Scheduler(deadlock, self.chance)
         positions = itertools.product(*map(range, plan.program.cluster))
         self.blocks = [BlockState(self, position, i) for i, position in enumerate(positions)]
 

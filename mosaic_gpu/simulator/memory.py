@@ -45,6 +45,7 @@ class GlobalArray:
         self.name, self.data, self.written = name, data, written
         self.bytes = data.reshape(-1).view(np.uint8)
         self.shadow: GlobalShadow | None = None
+        self.changes = 0  # how often it has been written
         self.extents: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of the tensor maps of it
 
     @staticmethod
@@ -57,6 +58,12 @@ class GlobalArray:
         raw = np.full(size, poison_byte(dtype) if poison else 0, np.uint8)
         data = raw.view(numpy_dtype(dtype)).reshape(shape)
         return GlobalArray(name, data, np.zeros(shape, np.bool_) if poison else None)
+
+    def take(self, which: npt.NDArray[np.bool_], values: Array) -> None:
+        """Take over what was written elsewhere.  which: a flat mask of the elements."""
+        self.data.reshape(-1)[which] = values
+        if self.written is not None:
+            self.written.reshape(-1)[which] = True
 
     def strided(self, start: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Elements start + sum of i * steps (in elements) as a writable view, and the same of `written`."""
@@ -93,6 +100,7 @@ class GlobalArray:
         x = np.broadcast_to(x, view.shape).transpose(np.argsort(view.permutation))
         self._note(index, note)
         self.data[index] = x[inside]
+        self.changes += 1
         if self.written is not None:
             self.written[index] = True
 
@@ -139,7 +147,7 @@ class SharedMemory:
 
     def __init__(self, nbytes: int, poison: bool) -> None:
         size = self.size_of(nbytes)
-        self.nbytes = nbytes
+        self.nbytes, self.changes = nbytes, 0
         self.data = np.full(size, POISON_FLOAT if poison else 0, np.uint8)
         self.written = np.full(size, 0 if poison else 1, np.uint8)
         self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
@@ -169,12 +177,14 @@ class SharedMemory:
     def write_chunks(self, chunks: Array, raw: Array, key: Hashable) -> None:
         """16-byte chunks; key: stands for `chunks`."""
         self.chunks[chunks] = raw
+        self.changes += 1
         if key not in self.known:
             self.chunk_marks[chunks] = 1
             self.known.add(key)
 
     def write(self, index: Array, size: int, raw: Array) -> None:
         self.raw[size][index] = raw
+        self.changes += 1
         self.marks[size][index] = WRITTEN[size]
 
 

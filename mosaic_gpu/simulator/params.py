@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from .remarks import Report
+
 Timing = Literal["late", "early"]
 Shadow = Literal["regions", "bytes"]
 Uninitialized = Literal["nan", "zero"]
@@ -24,6 +26,12 @@ class SimulatorParams:
     checks: look for races.  False: barriers, values and deadlocks only.
     uninitialized: what memory that nobody has written holds.  'nan': NaNs (integers: bytes 0xAB), and reading it raises
     `UninitializedRead`; 'zero': zeros, read without complaint.
+    max_steps: a thread that has run so many steps (equations) is taken for one that never ends (`Deadlock`; the limit takes ten
+    seconds or so).
+    processes: in how many the clusters of a grid run, where the simulator checks for races; the outcome is the same.  None: as
+    many as there are processors, if what is left after the first moment takes long enough.
+    report: to which simulations add what they notice and is no error: bank conflicts, uncoalesced accesses, copies of nothing,
+    outputs that were never written (else a warning, `UnwrittenOutput`).
     """
 
     timing: Timing = "late"
@@ -31,6 +39,9 @@ class SimulatorParams:
     shadow: Shadow = "regions"
     checks: bool = True
     uninitialized: Uninitialized = "nan"
+    max_steps: int = 2_000_000
+    processes: int | None = None
+    report: Report | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -38,6 +49,10 @@ class SimulatorParams:
                 raise ValueError(f"SimulatorParams({name}={getattr(self, name)!r}): one of {', '.join(choices)}")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0):
             raise ValueError(f"SimulatorParams(seed={self.seed!r}): a number from 0 on, or None")
+        for name, optional in (("max_steps", False), ("processes", True)):
+            n = getattr(self, name)
+            if not (n is None and optional) and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+                raise ValueError(f"SimulatorParams({name}={n!r}): a number from 1 on{', or None' if optional else ''}")
 
 
 _default: contextvars.ContextVar[SimulatorParams | None] = contextvars.ContextVar("simulator_params", default=None)

@@ -157,6 +157,7 @@ class TensorMemory:
     def __init__(self, poison: bool) -> None:
         self.cells = np.full((128, 512), np.nan if poison else 0, np.float32)
         self.written = np.full((128, 512), not poison, np.bool_)
+        self.changes = 0  # how often it has been written
 
     def load(self, column: int, columns: int, what: str = "async_load_tmem") -> Array:
         part = np.s_[:, column : column + columns]
@@ -168,6 +169,7 @@ class TensorMemory:
     def store(self, column: int, x: Array) -> None:
         part = np.s_[:, column : column + x.shape[1]]
         self.cells[part] = x
+        self.changes += 1
         self.written[part] = True
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import BarrierMisuse, Leak, OutOfBounds, UninitializedRead
+from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
 from ..ops.elementwise import numpy_dtype
 from ..ops.refs import Access
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
-from ..program import Operand
+from ..program import Operand, Value
 from . import memory, tma
 from .barriers import Arrival, MBarrier, NamedBarrier, Sight
 from .hazards import Hazards, view_bytes
@@ -33,6 +34,7 @@ class Thread(ProductThread):
         self, block: BlockState, role: Role, warpgroup: int, warp: int | None = None, parent: Thread | None = None
     ) -> None:
         super().__init__(block, role, warpgroup, warp, parent)
+        self.meter = block.cluster.machine.meter
         if block.hazards is not None:
             self.hazards = Hazards(
                 block.hazards, role, self.who, warpgroup, warp, parent.hazards if parent is not None else None
@@ -99,6 +101,7 @@ class Thread(ProductThread):
             return acc.data
         if access.kind == "gmem":
             array = self.block.array_of(view)
+            self._count_global(array, access, write=False)
             return array.load(view, self.evaluate, self._global_note(array, access, write=False))
         layout, index = self._shared_index(access, write=False)
         raw = self.block.shared.read(index, layout.itemsize, lambda: memory.describe(view))
@@ -112,6 +115,7 @@ class Thread(ProductThread):
             acc.fresh = False
         elif access.kind == "gmem":
             array = self.block.array_of(view)
+            self._count_global(array, access, write=True)
             array.store(view, self.evaluate, x, self._global_note(array, access, write=True))
         else:
             layout, index = self._shared_index(access, write=True)
@@ -126,7 +130,33 @@ class Thread(ProductThread):
             assert self.step is not None
             size = buffer.layout.itemsize
             self.hazards.shared(self.step, access, self._value(write), starts, write, lambda: view_bytes(index, size))
+        layout = self._layout(access, write)
+        if layout is not None:
+            assert self.meter is not None
+            self.meter.shared(self.line, view, layout, buffer, index, write)
         return buffer.layout, index
+
+    def _layout(self, access: Access, write: bool) -> RegisterLayout | None:
+        """Of what this step loads or stores, where accesses are counted; None for scalars, which take one of everything."""
+        value = self._value(write)
+        if self.meter is None or access.scalar or not isinstance(value, Value):
+            return None
+        return self.role.layouts.get(value.id)
+
+    def _count_global(self, array: GlobalArray, access: Access, write: bool) -> None:
+        layout = self._layout(access, write)
+        if layout is not None:
+            assert self.meter is not None
+            starts = tuple([self.evaluate(d.start) for d in access.view.dims])
+            self.meter.global_memory(self.line, access.view, layout, array.data.shape, starts, write)
+
+    def _count_outside(self, op: str, boxes: Sequence[tma.TmaBox]) -> None:
+        """Note a copy of boxes that have nothing of their array in them."""
+        if self.meter is None:
+            return
+        array = self.block.arrays[boxes[0].map.input]
+        if all(tma.box_place(array, box.map, box.coordinates) is None for box in boxes):
+            self.meter.report.add_outside(self.line, op, array.name)
 
     def _global_note(self, array: GlobalArray, access: Access, write: bool) -> Note | None:
         if self.hazards is None or array.shadow is None:
@@ -240,6 +270,7 @@ class Thread(ProductThread):
         barrier.arrive(Arrival(f"{self.who} (copy of {copy.nbytes} bytes)", self.line, array.unit), released)
         m = self.plan.maps[copy.map]
         boxes = [tma.TmaBox(m, *self._issue(copy, i)) for i in copy.issues[rank * share : (rank + 1) * share]]
+        self._count_outside("copy_gmem_to_smem", boxes)
         if hazards is not None:
             started = hazards.clock.started()
             targets = [
@@ -254,8 +285,9 @@ class Thread(ProductThread):
 
     def tma_store(self, copy: TmaCopy, commit_group: bool) -> None:
         state, m = self.warps[0], self.plan.maps[copy.map]
-        for issue in copy.issues:
-            box = tma.TmaBox(m, *self._issue(copy, issue))
+        boxes = [tma.TmaBox(m, *self._issue(copy, issue)) for issue in copy.issues]
+        self._count_outside("copy_smem_to_gmem", boxes)
+        for box in boxes:
             if self.hazards is not None:
                 self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line)
             store = tma.Store(m, box.coordinates, box.address, self.line)

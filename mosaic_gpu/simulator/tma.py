@@ -137,6 +137,7 @@ class TmaEngine:
         if found is not None:
             inside, part, mask = found
             part[...] = data[inside]
+            array.changes += 1
             if mask is not None:
                 mask[...] = True
 

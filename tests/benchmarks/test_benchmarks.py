@@ -113,16 +113,18 @@ def test_simulator_small(capsys):
     rows = simulator.run(n=128, length=64, repeats=1, clock=lambda: next(clock))
     assert [r["who"] for r in rows] == [
         "ours, all checks",
+        "ours, one process",
         "JAX interpret",
         "JAX interpret, detect_races",
         "ours, all checks",
+        "ours, one process",
     ]
     for r in rows:
         if r["who"].startswith("ours"):
             assert r["first_seconds"] == r["later_seconds"] == 0.5 and r["error"] < 5e-3
         else:
             assert "no GPU interpret mode" in r["message"] or r["error"] < 5e-3
-    assert simulator.report(rows).count("\n") == 5
+    assert simulator.report(rows).count("\n") == 7
 
 
 def test_a_wrong_simulation_is_not_timed():

@@ -97,6 +97,30 @@ def test_json(verb, user_file):
     assert any(f["line"] == READ and f["file"] == str(user_file) for f in found)
 
 
+def test_report(verb, user_file):
+    args = ("simulate", f"{user_file}:clean", *TYPE, "--no-compile", "--schedule", "late", "--schedule", "seed 7")
+    result = verb(*args)
+    assert result.exit_code == 0, result.output
+    assert "clean under 2 schedules" in result.stdout and "seed 7" in result.stdout
+    assert "bank conflicts: each load of smem s takes 4 times" in result.stdout and f"handed.py:{READ}" in result.stdout
+    data = json.loads(verb(*args, "--json").stdout)
+    assert [s["schedule"] for s in data["schedules"]] == ["late", "seed 7"]
+    (load,) = [t for t in data["report"]["traffic"] if (t["op"], t["memory"]) == ("load", "smem")]
+    assert (load["line"], load["place"], load["actual"], load["ideal"]) == (READ, "s", 512, 128)
+    assert data["report"]["outside"] == data["report"]["unwritten"] == []
+
+
+@pytest.mark.parametrize("shadow", ["regions", "bytes"])
+def test_shadow(verb, user_file, monkeypatch, shadow):
+    from mosaic_gpu.runtime import schedules
+
+    seen, honest = [], schedules.simulate
+    monkeypatch.setattr(schedules, "simulate", lambda p, a, s: [seen.append(s.shadow), honest(p, a, s)][1])
+    args = ("simulate", f"{user_file}:clean", *TYPE, "--no-compile", "--schedules", 1, "--shadow", shadow)
+    assert verb(*args).exit_code == 0
+    assert seen == [shadow] * 3
+
+
 def test_json_of_a_clean_function_of_several_kernels(verb, user_file):
     args = ("simulate", f"{user_file}:around", *TYPE, *TYPE, "--schedules", 1, "--json", "--arch", "sm_100a")
     result = verb(*args)
@@ -123,6 +147,8 @@ def test_ours(verb, arguments):
         (["USER:looped", *TYPE], "inside JAX's"),
         (["USER:none", *TYPE], "calls no kernel"),
         (["USER:clean", *TYPE, "--schedules", "-1"], "--schedules"),
+        (["USER:clean", *TYPE, "--schedule", "seed x"], "'seed N'"),
+        (["USER:clean", *TYPE, "--shadow", "bits"], "shadow='bits'"),
     ],
 )
 def test_refusals(verb, user_file, arguments, why):

@@ -92,6 +92,7 @@ _("a copy that nobody waits for", "D8", guard(f"when({REFILL})", 1), (*LEAK, "Ou
 _("the last refill is missing", "J", guard(f"when({REFILL})", -1), DEADLOCK, "barrier_wait full")
 _("a copy of the start is missing", "J", delete(IN1), DEADLOCK, "barrier_wait full")
 _("the wait is done twice", "C7", double("barrier_wait full"), DEADLOCK, "barrier_wait full")
+_("the tile is written again right after its store's issue", "B1", copy(WRITE, after=OUT), RACE, WRITE, OUT)
 _fine("pipeline", "two waits for the stores", "D1: a wait for what is done is nothing", double("wait_smem_to_gmem#0"))
 _fine("pipeline", "two commit_smem", "B3: a fence more", double("commit_smem"))
 _fine("pipeline", "the last wait reads only", "D8: the kernel's end waits for the writes", param("wait_smem_to_gmem#1",
@@ -282,6 +283,24 @@ _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem#0"), RA
 _("no commit_smem", "B4", delete("commit_smem"), RACE, STORE, SWAP)
 _("no wait for the last store", "D8", delete("wait_smem_to_gmem#1"), LEAK, STORE)
 _fine("sm100_tiles", "handed back after the store", "F6: later", move(HANDED, after=STORE))
+
+# ---- sm100_staged: operands written by ordinary stores ------------------------------------------------------------------
+_ = _of("sm100_staged")
+A_WRITE, TURN = "swap a_tile", "named_barrier_sync turn"
+_("no commit_smem", "F10", delete("commit_smem"), RACE, MMA, A_WRITE, B_WRITE)
+_("commit_smem before the writes", "F10", move("commit_smem", before=A_WRITE), RACE, MMA, A_WRITE, B_WRITE)
+_("commit_smem between the writes", "F10", move("commit_smem", before=B_WRITE), RACE, MMA, B_WRITE)
+_("commit_smem after the arrival", "F10", move("commit_smem", after="barrier_arrive full"), RACE, MMA, A_WRITE, B_WRITE)
+_("a named barrier hands the accumulator back", "F9", variant(handback="named"), RACE)
+_("no fence around the hand-back", "F9", barrier("drained", orders_tensor_core=False), RACE, LOAD, MMA)
+_("handed back before the load's wait", "F6", move("wait_load_tmem", after="when(barrier_arrive drained)"), RACE, LOAD, MMA)
+_("the accumulator is not waited for", "F6", delete(f"when({DRAINED})"), (*RACE, *MISUSE), LOAD, MMA, "barrier_arrive drained")
+_("the operands are not waited for", "C15", delete(FULL), (*UNREAD, *MISUSE), MMA, A_WRITE, B_WRITE, "barrier_arrive full")
+_("the writer does not wait", "F11", delete(f"when({EMPTY})"), (*OVERRUN, *DEADLOCK), MMA, A_WRITE, B_WRITE, FULL,
+  "barrier_arrive full")
+_("the result is not waited for", "F4", delete(DONE), UNREAD, LOAD, MMA)
+_("never handed back", "J", delete("when(barrier_arrive drained)"), DEADLOCK, DRAINED, DONE, EMPTY, FULL)
+_fine("sm100_staged", "a commit more in the reader", "B3: a fence more", copy("commit_smem", after="barrier_arrive full"))
 
 # ---- the project's kernels ------------------------------------------------------------------------------------------
 _ = _of("sm90_matmul")

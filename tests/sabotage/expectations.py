@@ -28,6 +28,7 @@ EQUIVALENT: dict[str, str] = {
     "handoff: when(named_barrier_arrive free): lt 3 -> lt 4": "G2: one arrival more, for which nobody waits",
     "relay: when(barrier_arrive free): lt 3 -> lt 4": "C6: one phase more, for which nobody waits",
     "through_memory: when(barrier_wait free): lt 2 -> lt 3": "J: the last tile is handed back, too",
+    "sm100_staged: when(barrier_arrive drained): lt 1 -> lt 2": "C6: one phase more, for which nobody waits",
     "through_memory: full: num_arrivals 1 -> 2": "nobody uses this barrier",
     "staged: for(barrier_wait empty): upper bound +1": "C6: one operand more is written, in its turn; nobody reads it",
     "sm90_matmul_pair: wait_smem_to_gmem#2: wait_read_only -> True": _END,
@@ -90,18 +91,22 @@ _LEFT_OUT = "a step is left out, by all who take part in it"
 _LAST_V = "the last product of all: no V is refilled any more"
 _OTHER_Q = "all tiles of Q are there, and stay until all warpgroups have released them"
 
+_AHEAD = "a step is left out, and the steps behind it take the tile before theirs"
 # Mutants that take other data or leave some out, with every access in order: only the result is wrong.
 VALUE: dict[str, str] = {
-    "pipeline: for(barrier_wait full): lower bound +1": "a step is left out, and the steps behind it take the tile before theirs",
+    "pipeline: for(barrier_wait full): lower bound +1": _AHEAD,
     "handoff: for(named_barrier_sync ready): upper bound -1": _LEFT_OUT,
     "through_memory: for(barrier_wait ready): upper bound -1": _LEFT_OUT,
     "relay: for(barrier_wait free): upper bound -1": _LEFT_OUT,
-    "staged: for(barrier_wait full): lower bound +1": "a step is left out, and the steps behind it take the tile before theirs",
+    "staged: for(barrier_wait full): lower bound +1": _AHEAD,
     "staged: for(barrier_wait full): upper bound -1": _LEFT_OUT,
     "sm100_tiles: for(barrier_wait done): lower bound +1": "the tiles go where those behind them belong",
     "sm100_tiles: for(barrier_wait done): upper bound -1": _LEFT_OUT,
     "sm100_tiles: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     "sm100_matmul: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
+    "sm100_staged: for(barrier_wait full): upper bound -1": _AHEAD,
+    "sm100_staged: for(barrier_wait empty): upper bound +1": "a step more is written; the next tile takes it for its first",
+    "sm100_staged: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     "attention: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
     "attention_causal: wgmma acc v_tile#2: slot of v_tile +1": _LAST_V,
     "attention_registers: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,

@@ -16,7 +16,7 @@ from mosaic_gpu.kernels.sm90 import attention as attention90
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 
-from . import handwritten  # noqa: F401  (adds its kernels)
+from . import handwritten, handwritten100  # noqa: F401  (add their kernels)
 from .cases import BF16, MAKERS, Case, case, f32, maker, random
 
 __all__ = ["MUTATED", "NAMES", "Case", "case"]

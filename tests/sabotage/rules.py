@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 RULES = {
+    "B1": "nothing of a thread comes after its asynchronous work without a wait",
     "B2": "accesses of two warpgroups need a synchronisation between them",
     "B4": "writers fence (commit_smem), then synchronise, before TMA or the tensor core reads",
     "C4": "on a fresh barrier the producer has nothing to wait for",
@@ -26,6 +27,8 @@ RULES = {
     "F4": "MMA, commit, wait with a fence, load of tensor memory",
     "F5": "a load of tensor memory has ended after wait_load_tmem only",
     "F6": "tensor memory is written again after load, wait, fence, arrival, wait, fence",
+    "F9": "tcgen05 fences go with the barrier that hands tensor memory over",
+    "F10": "ordinary writes of operands need a fence before tcgen05_mma",
     "F11": "operands of tcgen05_mma are free when a commit behind it has fired",
     "F12": "a commit covers what was issued before it",
     "F13": "a commit arrives once",
@@ -40,6 +43,7 @@ RULES = {
 UNWRITABLE = {
     "B3, B8, B9, B11": "fences, scopes and relaxed accesses are the compiler's; a program names none",
     "B5": "costs time only",
+    "B6": "ordinary order suffices (the strict reading asks for a fence): a load has its value before its thread goes on",
     "B7, B10": "a program has no mixed-size accesses, and a copy's barrier is the copy's",
     "C1, C2": "the compiler initialises barriers and gives them memory of their own",
     "C3, C9, C10, C14": "phases, byte counts and polling loops are the compiler's (barrier_wait names no phase)",
@@ -50,7 +54,7 @@ UNWRITABLE = {
     "E1, E2, E3, E6, E8, E9": "fences, groups, shapes and first steps of wgmma are placed or refused by the planner",
     "E7, F16, F17": "conditions are uniform over the warpgroup",
     "F1, F2, F3, F7, F8": "no stores to tensor memory, no operands in it, no tcgen05.cp",
-    "F14, F19 to F22": "one block per MMA; allocation is the compiler's",
+    "F14, F18 to F22": "one block per MMA; allocation is the compiler's",
     "G3": "no barrier of the whole block in the language",
     "G4, G5": "the cluster's barriers at start and end are the compiler's",
     "G6, G7, G9": "no dependent launches, no launch control; election is the compiler's",

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import collections
 import datetime
+import json
 import pathlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 
+from . import on_gpu
 from .defects import BENIGN, SABOTAGES
 from .expectations import EQUIVALENT, KNOWN_MISSES, VALUE
 from .kernels import MUTATED, NAMES, case
@@ -19,6 +21,7 @@ from .rules import RULES, UNWRITABLE
 from .sabotages import run_sabotage, verdict
 from .verdict import Finding, configurations, judge
 
+CLEAN_SEEDS = 100  # for good kernels
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "sabotage.md"
 
 
@@ -55,9 +58,17 @@ def counted(pairs: Iterable[tuple[str, str]], columns: Sequence[str], first: str
     return rows([first, "all", *columns], [*lines, sums])
 
 
+def _on_gpu() -> list[str]:
+    """What `tests.sabotage.on_gpu` measured when it last ran."""
+    path = pathlib.Path(__file__).with_name("on_gpu.json")
+    if not path.exists():
+        return []
+    return ["## On a GPU", "", *on_gpu.markdown(json.loads(path.read_text())), ""]
+
+
 def main() -> None:
     start = time.time()
-    dirty = [n for n in NAMES if judge(case(n), case(n).program, 12) is not None]
+    dirty = [n for n in NAMES if judge(case(n), case(n).program, CLEAN_SEEDS) is not None]
     alarms = [(b, f) for b in BENIGN if (f := run_sabotage(b)) is not None]
     named = [(s, f, verdict(s, f)) for s in SABOTAGES for f in [run_sabotage(s)]]
     mechanical = [(m, f, outcome(m, f)) for n in MUTATED for m in mutants(n) for f in [run_mutant(m)]]
@@ -75,19 +86,34 @@ def main() -> None:
     found = sum(not v for _, _, v in named)
     first = collections.Counter(f.how for _, f, v in named if f is not None and not v)
     columns = ("found", "refused", "value", "harmless", "value, no report", "missed", "false alarm", "crash")
+    outcomes = collections.Counter(o for _, _, o in mechanical)
     out = [
         "# Sabotage: what the simulator finds, and what it does not",
         "",
         "Written by `python -m tests.sabotage.table` on "
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, at commit {commit.strip()}. Each program was simulated "
-        f"with asynchronous work done in these ways: {ways}.",
+        f"with asynchronous work done in these ways: {ways}; the good kernels under {CLEAN_SEEDS} seeds.",
         "",
-        f"- {len(NAMES)} good kernels ({', '.join(NAMES)}): {len(NAMES) - len(dirty)} clean.",
-        f"- {len(BENIGN)} harmless changes of them: {len(alarms)} false alarms.",
-        f"- {len(named)} named sabotages: {found} found with the right class and line, {len(named) - found} not.",
-        f"- {len(mechanical)} mechanical mutants: "
-        + ", ".join(f"{n} {o}" for o, n in collections.Counter(o for _, _, o in mechanical).most_common())
-        + ".",
+        *rows(
+            ["programs", "all", "found", "missed", "rightly silent", "false alarms"],
+            [
+                ["good kernels", len(NAMES), "", "", len(NAMES) - len(dirty), len(dirty)],
+                ["harmless changes of them", len(BENIGN), "", "", len(BENIGN) - len(alarms), len(alarms)],
+                ["named sabotages", len(named), found, len(named) - found, "", ""],
+                [
+                    "mechanical mutants",
+                    len(mechanical),
+                    sum(outcomes[o] for o in ("found", "refused", "value")),
+                    sum(outcomes[o] for o in ("missed", "value, no report", "crash")),
+                    outcomes["harmless"],
+                    outcomes["false alarm"],
+                ],
+            ],
+        ),
+        "",
+        f"The good kernels: {', '.join(NAMES)}. Of the mutants found, {outcomes['refused']} are refused by the planner and in "
+        f"{outcomes['value']} nothing but the result is wrong, which a comparison shows. `pytest -m slow -k 100_seeds` runs the "
+        "good kernels and twelve variants of attention under 100 seeds each.",
         "",
         "## Named sabotages",
         "",
@@ -140,6 +166,7 @@ def main() -> None:
         "",
         *grouped((why, what) for what, why in VALUE.items()),
         "",
+        *_on_gpu(),
         "## Rules without a sabotage",
         "",
         "No kernel of this version of the language can break them:",

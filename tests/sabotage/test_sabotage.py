@@ -6,12 +6,14 @@ import collections
 
 import pytest
 
+from mosaic_gpu.errors import MosaicGpuError
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
 
 from .defects import BENIGN, SABOTAGES
 from .expectations import KNOWN_MISSES
 from .kernels import NAMES, case
+from .rewrite import Editor
 from .sabotages import Benign, Sabotage, run_sabotage, verdict
 from .verdict import configurations, judge
 
@@ -21,6 +23,13 @@ SEEDS = 12  # for kernels that must be clean
 @pytest.mark.parametrize("name", NAMES)
 def test_good_kernel_is_clean(name: str) -> None:
     finding = judge(case(name), case(name).program, SEEDS)
+    assert finding is None, finding.message if finding else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_good_kernel_is_clean_under_100_seeds(name: str) -> None:
+    finding = judge(case(name), case(name).program, 100)
     assert finding is None, finding.message if finding else ""
 
 
@@ -61,6 +70,28 @@ def test_sabotage_is_found(sabotage: Sabotage) -> None:
 def test_harmless_change_is_clean(change: Benign) -> None:
     finding = run_sabotage(change)
     assert finding is None, f"{change}: {change.why}, but {finding}\n{finding.message if finding else ''}"
+
+
+def test_findings_are_the_same_in_several_processes() -> None:
+    c, seen = case("persistent"), set()
+    for s in (s for s in SABOTAGES if s.kernel == "persistent"):
+        editor = Editor(c.program, c.names)
+        s.edit(editor)
+        try:
+            plan = build_plan(editor.program, c.arch)
+        except MosaicGpuError:
+            continue
+        found = []
+        for processes in (1, 2):
+            error = None
+            try:
+                simulate(plan, c.arrays, processes=processes)
+            except MosaicGpuError as e:
+                error = (type(e), str(e), vars(e))
+            found.append(error)
+        assert found[0] is not None and found[0] == found[1], s
+        seen.add(found[0][0].__name__)
+    assert seen >= {"Race", "Deadlock", "BarrierMisuse", "Leak"}
 
 
 def test_table_is_whole() -> None:

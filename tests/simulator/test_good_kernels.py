@@ -99,15 +99,56 @@ GOOD: dict[str, Callable[[], Call]] = {
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_good_kernel_is_clean(name: str) -> None:
-    plan, arrays = GOOD[name]()
-    ways = [SimulatorParams(timing=t, seed=s) for t in ("late", "early") for s in (None, *range(1, SEEDS + 1))]
+def persistent(**config: Any) -> Call:
+    """Attention by one block, which takes all tiles."""
+    with mock.patch.object(attention90, "multiprocessors", lambda: 1):
+        return attention(True, persistent=True, **config)
+
+
+REGISTERS = dict(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+# What else the attention kernel can do, for the long run.
+VARIANTS: dict[str, Callable[[], Call]] = {
+    "no_turns": lambda: attention(True, take_turns=False),
+    "three_stages": lambda: attention(True, num_stages=3),
+    "one_stage": lambda: attention(True, num_stages=1),
+    "rescale": lambda: attention(True, rescale_threshold=8.0),
+    "persistent": persistent,
+    "persistent_output_tile": lambda: persistent(output_tile=True, num_stages=3),
+    "registers": lambda: attention(True, q_in_registers=True),
+    "three_warpgroups": lambda: attention(True, s=300, **REGISTERS),
+    "persistent_registers": lambda: persistent(s=400, q_in_registers=True, output_tile=True, **REGISTERS),
+    "no_output_tile": lambda: attention(False, output_tile=False),
+    "256": lambda: attention(True, 256, 70, 70),
+    "one_key": lambda: attention(False, s=64, t=1),
+}
+
+
+def check_clean(call: Call, seeds: int) -> None:
+    """No report in the late and the early order and in random ones, and the same bits in all."""
+    plan, arrays = call
+    ways = [SimulatorParams(timing=t, seed=s) for t in ("late", "early") for s in (None, *range(1, seeds + 1))]
     first: list[np.ndarray] | None = None
     for params in ways:
         results = simulate(plan, arrays, params)
         first = results if first is None else first
         assert all(a.tobytes() == b.tobytes() for a, b in zip(first, results, strict=True)), params
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_kernel_is_clean(name: str) -> None:
+    check_clean(GOOD[name](), SEEDS)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant_is_clean(name: str) -> None:
+    check_clean(VARIANTS[name](), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*GOOD, *VARIANTS])
+def test_clean_under_100_seeds(name: str) -> None:
+    """Twice a hundred: with copies late and early where the seed leaves the choice."""
+    check_clean({**GOOD, **VARIANTS}[name](), 100)
 
 
 @pytest.mark.parametrize("name", ["matmul_sm90", "readme", "pair"])
@@ -182,7 +223,7 @@ def seconds(call: Call) -> float:
     times = []
     for _ in range(2):
         start = time.process_time()
-        simulate(*call)
+        simulate(*call, processes=1)  # the time of others would not count
         times.append(time.process_time() - start)
     return min(times)
 

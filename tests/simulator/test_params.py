@@ -45,7 +45,18 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    "wrong", [dict(timing="soon"), dict(shadow="bits"), dict(uninitialized="random"), dict(seed=-1), dict(seed=True)]
+    "wrong",
+    [
+        dict(timing="soon"),
+        dict(shadow="bits"),
+        dict(uninitialized="random"),
+        dict(seed=-1),
+        dict(seed=True),
+        dict(max_steps=0),
+        dict(max_steps=None),
+        dict(processes=0),
+        dict(processes=True),
+    ],
 )
 def test_wrong_values(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -1,0 +1,458 @@
+"""One kernel for each way in which front half and emitter refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import mosaic_gpu as plgpu
+
+F, BF, I8 = jnp.float32, jnp.bfloat16, jnp.int8
+WGMMA, STRIDED = plgpu.Layout.WGMMA, plgpu.Layout.WG_STRIDED
+ds = plgpu.ds
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """name: what is refused; body, options: of `plgpu.kernel`; arrays: its arguments; x64: with JAX's 64-bit types."""
+
+    name: str
+    body: Callable[..., Any]
+    arrays: tuple[Any, ...]
+    options: dict[str, Any]
+    arch: str
+    x64: bool
+
+
+CASES: list[Case] = []
+
+
+def case(
+    name: str, body: Callable[..., Any], *arrays: Any, out: Any = (), arch: str = "sm_90a", **options: Any
+) -> None:
+    scratch = options.pop("scratch", ())
+    x64 = any(a.dtype == np.float64 for a in arrays)
+    params = plgpu.CompilerParams(arch=arch)
+    options = dict(out_type=out, scratch_types=scratch, compiler_params=params, **options)
+
+    @functools.wraps(body)
+    def quiet(*refs: Any) -> None:
+        body(*refs)
+
+    CASES.append(Case(name, quiet, arrays, options, arch, x64))
+
+
+def x(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+def o(*shape: int, dtype: Any = F) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def smem(*shape: int, dtype: Any = F, tile: tuple[int, ...] = (), swizzle: int = 0) -> Any:
+    transforms: tuple[Any, ...] = (plgpu.TilingTransform(tile),) if tile else ()
+    return plgpu.SMEM(shape, dtype, transforms=(*transforms, *([plgpu.SwizzleTransform(swizzle)] if swizzle else [])))
+
+
+def mma(*shape: int, dtype: Any = BF, rows: int = 8) -> Any:
+    """An operand of products."""
+    return smem(*shape, dtype=dtype, tile=(rows, 128 // np.dtype(dtype).itemsize), swizzle=128)
+
+
+def nothing(*refs: Any) -> None:
+    pass
+
+
+WG2 = dict(num_threads=2, thread_name="wg")
+GRID = dict(grid=(2,), grid_names=("g",))
+PAIR = dict(cluster=(2,), cluster_names=("c",))
+BAR = plgpu.Barrier()
+
+
+# ---- the call -----------------------------------------------------------------------------------------------------------------
+case("a cluster of 17", nothing, cluster=(17,), cluster_names=("c",))
+case("an accumulator of the whole kernel", nothing, scratch=[plgpu.ACC((64, 64))])
+case("nine warpgroups", nothing, num_threads=9, thread_name="wg")
+case("a long first axis of the grid", nothing, grid=(70000, 2), grid_names=("a", "b"))
+case("tensor memory on Hopper", nothing, scratch=[plgpu.TMEM((128, 64), F)])
+case("a cluster barrier along no axis", nothing, scratch=[plgpu.ClusterBarrier(collective_axes="x")], **PAIR)
+
+# ---- tracing ------------------------------------------------------------------------------------------------------------------
+CAPTURED = np.arange(64.0, dtype=np.float32)
+case("a captured array", lambda a, b: b.__setitem__(..., a[...] + jnp.asarray(CAPTURED)), x(64), out=o(64))
+case(
+    "a static slice outside",
+    lambda a, s, b: plgpu.copy_gmem_to_smem(a.at[ds(64, 64)], s, b),
+    x(100, 32),
+    scratch=[smem(64, 32), BAR],
+)
+case("a static index outside", lambda s: s.at[-1][...], scratch=[smem(8, 64, 32)])
+case("a reshaped view", lambda s: s.reshape((64, 4))[...], scratch=[smem(8, 32)])
+case(
+    "an array as an index",
+    lambda a, b: b.__setitem__(..., a[plgpu.broadcasted_iota(jnp.int32, (128,), 0)]),
+    x(256),
+    out=o(128),
+)
+case("constants as an index", lambda a, b: b.__setitem__(..., a[np.array([1, 5])]), x(256), out=o(2))
+case(
+    "scan over arrays",
+    lambda a, b: b.__setitem__(0, lax.scan(lambda c, y: (c + y, None), F(0), a[...])[0]),
+    x(128),
+    out=o(1),
+)
+case("an unknown primitive", lambda a, b: b.__setitem__(..., lax.sort(a[...])), x(128), out=o(128))
+case("an input that is written", lambda a, b: a.__setitem__(..., b[...]), x(64, 64), out=o(64, 64))
+case("an axis that does not exist", lambda a, b: b.__setitem__(0, a[plgpu.program_id(1)]), x(8), out=o(8), **GRID)
+case(
+    "the extent of a buffer on the chip",
+    lambda a, b, s: b.__setitem__(0, a[plgpu.dim_size(s, 0)]),
+    x(8),
+    out=o(8),
+    scratch=[smem(8)],
+)
+
+
+# ---- register layouts ------------------------------------------------------------------------------------------
+def two_layouts(a: Any, b: Any) -> None:
+    b[...] = plgpu.load(a, layout=WGMMA) + plgpu.load(a, layout=STRIDED)
+
+
+def layouts_of_a_reduction(a: Any, v: Any, b: Any) -> None:
+    b[...] = jnp.max(plgpu.load(a, layout=WGMMA), axis=1) + plgpu.load(v, layout=STRIDED)
+
+
+def cast_twice(a: Any, b: Any) -> None:
+    y = plgpu.load(a, layout=WGMMA)
+    b[...] = plgpu.layout_cast(y, STRIDED)
+
+
+def store_of_one_value(to: str) -> Any:
+    return lambda b, s: (b if to == "gmem" else s).__setitem__(..., jnp.zeros((64, 16), F))
+
+
+case("two layouts meet", two_layouts, x(64, 64), out=o(64, 64))
+case("a reduction meets another layout", layouts_of_a_reduction, x(128, 64), x(128), out=o(128))
+case(
+    "a layout for another shape",
+    lambda a, b: b.__setitem__(..., plgpu.layout_cast(a[...], WGMMA)),
+    x(64, 12),
+    out=o(64, 12),
+)
+case("no layout for the shape", lambda a, b: b.__setitem__(..., a[...] + 1.0), x(48), out=o(48))
+case(
+    "a slice that has no layout",
+    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)[:, 0:12]),
+    x(64, 128),
+    out=o(64, 12),
+)
+case(
+    "a slice through a fragment",
+    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)[:, 4:12]),
+    x(64, 128),
+    out=o(64, 8),
+)
+case("a strided slice", lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)[:, ::2]), x(64, 128), out=o(64, 64))
+case("one value to global memory", store_of_one_value("gmem"), out=o(64, 16), scratch=[smem(64, 16)])
+case("one value to shared memory", store_of_one_value("smem"), out=o(64, 16), scratch=[smem(64, 16)])
+case(
+    "a reshape between threads",
+    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA).reshape(32, 32)),
+    x(64, 16),
+    out=o(32, 32),
+)
+case(
+    "a reduction over warps",
+    lambda a, b: b.__setitem__(..., jnp.sum(plgpu.load(a, layout=WGMMA), axis=0)),
+    x(64, 16),
+    out=o(16),
+)
+case(
+    "a reduction of one value",
+    lambda a, b: b.__setitem__(..., jnp.sum(jnp.full((128, 16), a[0]), axis=1)),
+    x(8),
+    out=o(128),
+)
+
+
+case(
+    "a maximum in float64",
+    lambda a, b: b.__setitem__(..., jnp.max(plgpu.load(a, layout=WGMMA), axis=1)),
+    x(128, 16, dtype=np.float64),
+    out=o(128, dtype=np.float64),
+)
+case(
+    "a strided array's slice",
+    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=STRIDED)[:, 0:64]),
+    x(64, 128),
+    out=o(64, 64),
+)
+case("an order of bools", lambda a, b: b.__setitem__(0, lax.lt(a[0] > 0, a[1] > 0).astype(F)), x(8), out=o(8))
+case("values of a type", lambda a, b: b.__setitem__(0, (a[0].astype(jnp.float8_e4m3fn)).astype(F)), x(8), out=o(8))
+
+# ---- Refs ---------------------------------------------------------------------------------------------------------------------
+case("a barrier that is read", lambda s: s[...], scratch=[BAR])
+case(
+    "tensor memory that is read",
+    lambda t, b: b[...],
+    out=o(128, 64),
+    scratch=[plgpu.TMEM((128, 64), F)],
+    arch="sm_100a",
+)
+
+
+def scoped(use: Callable[..., Any], acc: Any) -> Callable[..., None]:
+    return lambda *refs: plgpu.run_scoped(lambda c: (use(c, *refs), None)[1], acc)
+
+
+case("a part of an accumulator", scoped(lambda c: c[0:32], plgpu.ACC((64, 64))))
+case("an array by a single warp", lambda s: plgpu.warp_map(lambda w: (s[...], None)[1]), scratch=[smem(64, 64)])
+case("global memory of its own", scoped(lambda g: g[0], plgpu.GMEM((8,), F)))
+case("what a single warp has not", lambda: plgpu.warp_map(lambda w: plgpu.commit_smem()))
+case("a slice of barriers", lambda b: plgpu.barrier_wait(b), scratch=[plgpu.Barrier(num_barriers=2)])
+case(
+    "a named barrier for three of two",
+    lambda b: plgpu.named_barrier_sync(b),
+    scratch=[plgpu.NamedBarrier(num_warpgroups=3)],
+    **WG2,
+)
+
+
+def branch(condition: Any, use: Callable[..., Any]) -> Callable[..., None]:
+    return lambda a, b, bar: plgpu.when_any_in_warp(condition(plgpu.load(a, layout=WGMMA)))(lambda: use(bar))
+
+
+case("a branch on no array", lambda a, b: plgpu.when_any_in_warp(a[0] > 0)(lambda: None), x(8), out=o(8))
+case(
+    "what warps must do together",
+    branch(lambda y: y > 0, plgpu.barrier_arrive),
+    x(64, 64),
+    out=o(64, 64),
+    scratch=[BAR],
+)
+
+# ---- resources ----------------------------------------------------------------------------------------------------------------
+case("too much shared memory", nothing, scratch=[smem(300, 256)])
+case("33 barriers", nothing, scratch=[plgpu.Barrier(num_barriers=33)])
+case("16 named barriers", nothing, scratch=[plgpu.NamedBarrier(num_warpgroups=1, num_barriers=8)] * 2)
+case(
+    "14 named barriers and two to meet",
+    lambda *n: plgpu.commit_smem(),
+    scratch=[plgpu.NamedBarrier(num_warpgroups=1, num_barriers=7)] * 2,
+    **WG2,
+)
+case("520 columns", nothing, scratch=[plgpu.TMEM((128, 512), F), plgpu.TMEM((128, 8), F)], arch="sm_100a")
+case("tensor memory of 64 lanes", nothing, scratch=[plgpu.TMEM((64, 64), F)], arch="sm_100a")
+case("a tile with too many dimensions", nothing, scratch=[smem(64, tile=(8, 64))])
+case("a tile that does not divide", nothing, scratch=[smem(20, 64, dtype=BF, tile=(8, 64), swizzle=128)])
+case("a swizzle of other rows", nothing, scratch=[smem(64, 64, swizzle=128)])
+
+
+def scope_of_two(a: Any, b: Any) -> None:
+    wg = lax.axis_index("wg")
+    plgpu.when(wg < 2)(lambda: plgpu.run_scoped(lambda s: b.__setitem__(0, a[0]), smem(64)))
+    plgpu.when(wg == 2)(lambda: b.__setitem__(1, a[1]))
+
+
+case("memory of one role of two", scope_of_two, x(8), out=o(8), num_threads=3, thread_name="wg")
+
+
+def budgets(*requests: tuple[int, str]) -> Callable[..., None]:
+    def body(a: Any, b: Any) -> None:
+        for i, (n, action) in enumerate(requests):
+
+            @plgpu.when(lax.axis_index("wg") == i)
+            def _(i: int = i, n: int = n, action: str = action) -> None:
+                plgpu.set_max_registers(n, action=action)
+                b[i] = a[i]
+
+    return body
+
+
+UP, DOWN = "increase", "decrease"
+WG3 = dict(num_threads=3, thread_name="wg")
+case("registers above the pool", budgets((240, UP), (240, UP), (32, DOWN)), x(8), out=o(8), **WG3)
+case("an increase below the launch", budgets((232, UP), (160, UP), (24, DOWN)), x(8), out=o(8), **WG3)
+case("a decrease above the launch", budgets((200, DOWN), (200, DOWN), (24, DOWN)), x(8), out=o(8), **WG3)
+case("100 registers", budgets((100, DOWN), (232, UP)), x(8), out=o(8), **WG2)
+case("a budget in a loop", lambda: lax.fori_loop(0, 2, lambda i, _: plgpu.set_max_registers(232, action=UP), None))
+
+
+# ---- TMA ----------------------------------------------------------------------------------------------------------------------
+def load(index: Any = lambda a: a, to: Any = lambda s: s, **options: Any) -> Callable[..., None]:
+    return lambda a, s, b: plgpu.copy_gmem_to_smem(index(a), to(s), b, **options)
+
+
+def at_block(rows: int = 64, factor: int = 64) -> Callable[..., Any]:
+    return lambda a: a.at[ds(lax.axis_index("g") * factor, rows)]
+
+
+case("a copy between shapes", load(), x(64, 32), scratch=[smem(64, 64), BAR])
+case("a copy that transposes", load(lambda a: a.T), x(64, 64), scratch=[smem(64, 64), BAR])
+case("a copy of a column", load(lambda a: a.at[:, 0]), x(64, 64), scratch=[smem(64), BAR])
+case("a copy of rows of 12 bytes", load(), x(64, 3), scratch=[smem(64, 3), BAR])
+case(
+    "a copy of half a swizzle",
+    load(lambda a: a.at[:, ds(0, 32)], lambda s: s.at[:, ds(0, 32)]),
+    x(64, 64, dtype=BF),
+    scratch=[mma(64, 64), BAR],
+)
+case("a multicast of an odd tile", load(collective_axes="c"), x(63, 32), scratch=[smem(63, 32), BAR], **PAIR)
+case(
+    "a multicast of an odd number of pieces",
+    load(collective_axes="c"),
+    x(768, 32, dtype=F),
+    scratch=[smem(768, 32), BAR],
+    **PAIR,
+)
+case("a copy of rank 6", load(lambda a: a.at[0, 1, 0, 1]), x(2, 2, 2, 2, 64, 64), scratch=[smem(64, 64), BAR])
+case("a copy of nothing", load(at_block()), x(0, 32), scratch=[smem(64, 32), BAR], **GRID)
+case("rows of 36 bytes in memory", load(lambda a: a.at[:, ds(0, 8)]), x(64, 9), scratch=[smem(64, 8), BAR])
+case("a strided slice of shared memory", load(to=lambda s: s.at[::2]), x(32, 32), scratch=[smem(64, 32), BAR])
+case("a strided slice of global memory", load(lambda a: a.at[::2]), x(128, 32), scratch=[smem(64, 32), BAR])
+case(
+    "a piece at byte 96",
+    load(lambda a: a.at[ds(1, 1)], lambda s: s.at[ds(1, 1)]),
+    x(4, 48, dtype=BF),
+    scratch=[smem(4, 48, dtype=BF), BAR],
+)
+case(
+    "a slice through tiles",
+    load(lambda a: a.at[ds(0, 12)], lambda s: s.at[ds(0, 12)]),
+    x(64, 64, dtype=BF),
+    scratch=[mma(64, 64), BAR],
+)
+case(
+    "chunks that start anywhere",
+    load(lambda a: a.at[:, ds(lax.axis_index("g") * 32, 128)]),
+    x(64, 256, dtype=BF),
+    scratch=[mma(64, 128, rows=64), BAR],
+    **GRID,
+)
+case("a copy along no axis", load(collective_axes="x"), x(64, 64), scratch=[smem(64, 64), BAR])
+
+
+# ---- wgmma --------------------------------------------------------------------------------------------------------------------
+def product(acc: Any = None, a: Any = lambda a: a, b: Any = lambda b: b) -> Callable[..., None]:
+    return scoped(lambda c, s, t: plgpu.wgmma(c, a(s), b(t)), acc or plgpu.ACC((64, 64)))
+
+
+def transposed(t: Any) -> Any:
+    return t.transpose((1, 0))
+
+
+AB = [mma(64, 64), mma(64, 64)]
+case("wgmma on Blackwell", product(), scratch=AB, arch="sm_100a")
+case("wgmma of two types", product(), scratch=[mma(64, 64), mma(64, 64, dtype=jnp.float16)])
+case("wgmma into a slice", scoped(lambda c, s, t: plgpu.wgmma(c.at[ds(0, 64)], s, t), plgpu.ACC((128, 64))), scratch=AB)
+case(
+    "another layout into an accumulator",
+    scoped(lambda c, g: c.__setitem__(..., plgpu.load(g, layout=STRIDED)), plgpu.ACC((64, 64))),
+    x(64, 64),
+)
+case("wgmma of 32 rows", product(plgpu.ACC((32, 64))), scratch=[mma(32, 64), mma(64, 64)])
+case(
+    "wgmma of 12 columns",
+    product(plgpu.ACC((64, 12)), b=lambda t: transposed(t.at[ds(0, 12)])),
+    scratch=[mma(64, 64), mma(16, 64)],
+)
+case(
+    "int8 from registers",
+    scoped(lambda c, g, s: plgpu.wgmma(c, plgpu.load(g, layout=WGMMA), transposed(s)), plgpu.ACC((64, 64), jnp.int32)),
+    x(64, 128, dtype=np.int8),
+    scratch=[mma(64, 128, dtype=I8)],
+)
+case("an operand without tiles", product(), scratch=[smem(64, 64, dtype=BF), mma(64, 64)])
+case("an operand across slots", product(a=lambda s: s.at[:, 0]), scratch=[mma(64, 8, 64), mma(64, 64)])
+case("tiles of four rows", product(), scratch=[mma(64, 64, rows=4), mma(64, 64)])
+case("every other row", product(a=lambda s: s.at[::2]), scratch=[mma(128, 64), mma(64, 64)])
+case("64 rows in tiles of 16", product(), scratch=[mma(64, 64, rows=16), mma(64, 64)])
+case(
+    "rows across tiles",
+    product(plgpu.ACC((64, 16)), b=lambda t: transposed(t.at[ds(8, 16)])),
+    scratch=[mma(64, 64), mma(64, 64, rows=16)],
+)
+case(
+    "float8 that is contiguous along N",
+    product(plgpu.ACC((64, 128))),
+    scratch=[mma(64, 128, dtype=jnp.float8_e4m3fn), mma(128, 128, dtype=jnp.float8_e4m3fn)],
+)
+case("a K of 8", product(a=lambda s: transposed(s), b=lambda t: t), scratch=[mma(8, 64), mma(8, 64)])
+case("an operand from row 4", product(b=lambda t: transposed(t.at[ds(4, 64)])), scratch=[mma(64, 64), mma(128, 64)])
+case(
+    "an operand inside a tile",
+    scoped(lambda c, s, t: plgpu.wgmma(c, s, transposed(t.at[ds(lax.axis_index("g") * 8, 8)])), plgpu.ACC((64, 8))),
+    scratch=[mma(64, 64), mma(64, 64, rows=16)],
+    **GRID,
+)
+
+
+def never_waits(c: Any, s: Any, t: Any) -> None:
+    lax.fori_loop(0, 4, lambda i, _: plgpu.wgmma(c, s, t), None)
+
+
+def tile_in_flight(c: Any, g: Any, t: Any) -> None:
+    def step(carry: Any) -> Any:
+        i, p = carry
+        plgpu.wgmma(c, p, t)
+        new = p * jnp.asarray(2.0, BF)
+        t[...] = new
+        plgpu.wgmma_wait(0)
+        return i + 2, new
+
+    lax.while_loop(lambda carry: carry[0] < 8, step, (jnp.int32(0), plgpu.load(g, layout=WGMMA)))
+
+
+case("products that pile up", scoped(never_waits, plgpu.ACC((64, 64))), scratch=AB)
+case(
+    "a tile that a product still reads",
+    scoped(tile_in_flight, plgpu.ACC((64, 64))),
+    x(64, 64, dtype=BF),
+    scratch=[mma(64, 64)],
+)
+
+
+# ---- tcgen05 ------------------------------------------------------------------------------------------------------------------
+def tcgen05(t: Any = lambda t: t, a: Any = lambda a: a, b: Any = lambda b: b) -> Callable[..., None]:
+    return lambda m, s, u: plgpu.tcgen05_mma(t(m), a(s), b(u))
+
+
+def tmem(columns: int, dtype: Any = F) -> Any:
+    return plgpu.TMEM((128, columns), dtype)
+
+
+NEW = dict(arch="sm_100a")
+case("tcgen05 on Hopper", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(64, 64)])
+case("tcgen05 of two types", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(64, 64, dtype=jnp.float16)], **NEW)
+case("tcgen05 into integers", tcgen05(), scratch=[tmem(64, jnp.int32), mma(128, 64), mma(64, 64)], **NEW)
+case("tcgen05 of 64 rows", tcgen05(lambda m: m.at[ds(0, 64)]), scratch=[tmem(64), mma(64, 64), mma(64, 64)], **NEW)
+case(
+    "tcgen05 of 12 columns",
+    tcgen05(b=lambda u: transposed(u.at[ds(0, 12)])),
+    scratch=[tmem(12), mma(128, 64), mma(16, 64)],
+    **NEW,
+)
+case(
+    "columns that depend on the block",
+    lambda m, s, u: plgpu.tcgen05_mma(m.at[:, ds(lax.axis_index("g") * 8, 64)], s, u),
+    scratch=[tmem(128), mma(128, 64), mma(64, 64)],
+    arch="sm_100a",
+    **GRID,
+)
+case(
+    "a view of some lanes",
+    lambda b, m: plgpu.async_load_tmem(m.at[ds(0, 64)]),
+    out=o(64, 64),
+    scratch=[tmem(64)],
+    **NEW,
+)
+case("tensor memory in another layout", lambda m: plgpu.async_load_tmem(m, layout=WGMMA), scratch=[tmem(64)], **NEW)
+case("tensor memory of 12 columns", lambda m: plgpu.async_load_tmem(m.at[:, ds(0, 12)]), scratch=[tmem(64)], **NEW)

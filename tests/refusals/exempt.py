@@ -1,0 +1,23 @@
+"""Refusals that no call of a kernel reaches: (file, part of "function: text") -> why.  They stand there as second checks."""
+
+from __future__ import annotations
+
+WGMMA = "ops/wgmma.py refuses first, with the line; `test_what_the_template_refuses` asks the template itself"
+EXEMPT: dict[tuple[str, str], str] = {
+    (
+        "frontend/trace.py",
+        "literal: UnsupportedCall",
+    ): "JAX hands such arrays over as constants, which Tracer.constant refuses",
+    ("layouts/operands.py", "of an MMA is 2-D"): "wgmma and tcgen05_mma compare shapes first (ValueError)",
+    ("layouts/operands.py", "does not fit a descriptor"): "a block has less shared memory than that",
+    ("ops/grid.py", "axis_index({name!r})"): "JAX knows the axes and raises NameError",
+    ("codegen/emit_values.py", "an iota needs a register layout"): "the planner gives every iota one",
+    ("codegen/tcgen05_text.py", "has no x{missing[0]}"): "async_load_tmem asks for counts that exist",
+    ("codegen/wgmma_text.py", "operands are one of"): WGMMA,
+    ("codegen/wgmma_text.py", "the two operand types cannot be mixed"): WGMMA,
+    ("codegen/wgmma_text.py", "the accumulator must be"): WGMMA,
+    ("codegen/wgmma_text.py", "n is a multiple of 8 from 8 to 256"): WGMMA,
+    ("codegen/wgmma_text.py", "for integers n is"): WGMMA,
+    ("codegen/wgmma_text.py", "only 16-bit operands may be MN-major"): WGMMA,
+    ("codegen/wgmma_text.py", "an A in registers has no MN-major form"): WGMMA,
+}

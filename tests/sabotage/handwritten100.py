@@ -1,0 +1,100 @@
+"""Blackwell kernels written for these tests, beside `handwritten.sm100_tiles`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import mosaic_gpu as plgpu
+
+from .cases import BF16, block_of, f32, maker, random, tiled
+
+
+@maker
+def sm100_staged(tiles: int = 2, k_steps: int = 3, handback: str = "barrier") -> Any:
+    """Operands of the tensor core written by ordinary stores; the accumulator is handed back by an mbarrier with tcgen05
+    fences.  handback='named': by a named barrier, which has none."""
+
+    def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, acc: Any, *barriers: Any) -> None:
+        full, empty, done, drained, turn = barriers
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _() -> None:
+            def tile(j: Any, _: None) -> None:
+                @plgpu.when(j > 0)
+                def _() -> None:
+                    if handback == "barrier":
+                        plgpu.barrier_wait(drained)
+                    else:
+                        plgpu.named_barrier_sync(turn)
+
+                @plgpu.warp_map
+                def _(warp: Any) -> None:
+                    @plgpu.when(warp == 0)
+                    def _() -> None:
+                        def step(i: Any, _: None) -> None:
+                            slot = lax.rem(j * k_steps + i, 2)
+                            plgpu.barrier_wait(full.at[slot])
+                            plgpu.tcgen05_mma(acc, a_tile.at[slot], b_tile.at[slot], empty.at[slot], accumulate=i > 0)
+
+                        lax.fori_loop(0, k_steps, step, None)
+                        plgpu.tcgen05_commit_arrive(done)
+
+            lax.fori_loop(0, tiles, tile, None)
+
+        @plgpu.when(wg == 1)
+        def _() -> None:
+            def tile(j: Any, _: None) -> None:
+                def step(i: Any, _: None) -> None:
+                    count = j * k_steps + i
+                    slot = lax.rem(count, 2)
+                    rows, k = plgpu.ds(j * 128, 128), plgpu.ds(i * 64, 64)
+                    part = plgpu.load(a.at[rows, k], layout=plgpu.Layout.WGMMA)
+                    other = plgpu.load(b.at[k], layout=plgpu.Layout.WGMMA)
+
+                    @plgpu.when(count >= 2)
+                    def _() -> None:
+                        plgpu.barrier_wait(empty.at[slot])
+
+                    a_tile[slot] = part
+                    b_tile[slot] = other
+                    plgpu.commit_smem()
+                    plgpu.barrier_arrive(full.at[slot])
+
+                lax.fori_loop(0, k_steps, step, None)
+                plgpu.barrier_wait(done)
+                o[plgpu.ds(j * 128, 128)] = plgpu.async_load_tmem(acc)
+                plgpu.wait_load_tmem()
+
+                @plgpu.when(j < tiles - 1)
+                def _() -> None:
+                    if handback == "barrier":
+                        plgpu.barrier_arrive(drained)
+                    else:
+                        plgpu.named_barrier_arrive(turn)
+
+            lax.fori_loop(0, tiles, tile, None)
+
+    a, b = random(1, 128 * tiles, 64 * k_steps), random(2, 64 * k_steps, 64)
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct((128 * tiles, 64), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(128)),
+            plgpu.SMEM((2, 64, 64), BF16, transforms=tiled(64)),
+            plgpu.TMEM((128, 64), jnp.float32),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.Barrier(orders_tensor_core=True),
+            plgpu.Barrier(orders_tensor_core=True),
+            plgpu.NamedBarrier(num_warpgroups=2),
+        ],
+        name="sm100_staged",
+        **block_of(2, "sm_100a"),
+    )
+    names = {f"barriers[{i}]": name for i, name in enumerate(("full", "empty", "done", "drained", "turn"))}
+    return kernel, "sm_100a", (a, b), (f32(a) @ f32(b),), names
