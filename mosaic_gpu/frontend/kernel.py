@@ -18,6 +18,7 @@ from ..errors import OutOfBounds, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
+from . import shard_map
 from .memory import RefType
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
@@ -147,7 +148,7 @@ class _Kernel:
         traced = self.traces.get(key)
         if traced is None:
             traced = self.traces[key] = self.trace(tree, avals, out_leaves)
-        results = call_p.bind(*leaves, traced=traced)
+        results = call_p.bind(*shard_map.alike(leaves), traced=traced)
         return jax.tree.unflatten(out_tree, results)
 
     def program(self, *args: Any) -> Program:
@@ -186,7 +187,8 @@ class _Kernel:
         if o["thread_name"] is not None:
             axes.append((o["thread_name"], o["num_threads"]))
         try:
-            closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
+            types = (*refs, *(s.aval() for s in scratch))
+            closed = shard_map.traced_outside(lambda: jax.make_jaxpr(traced_body, axis_env=axes)(*types))
         except ValueError as error:
             if not str(error).startswith("Out of bound"):  # JAX's own check of static slices
                 raise
@@ -236,7 +238,7 @@ class _Kernel:
 
 call_p = jex.Primitive("mosaic_gpu_kernel")
 call_p.multiple_results = True
-call_p.def_abstract_eval(lambda *avals, traced: list(traced.out_avals))
+call_p.def_abstract_eval(lambda *avals, traced: shard_map.result_types(traced.out_avals, avals))
 
 
 def _impl(*args: Any, traced: Traced) -> list[Any]:
