@@ -140,6 +140,9 @@ def build_plan(program: Program, arch: str) -> Plan:
             f"grid={program.grid}: only the last axis may have more than 65535 blocks (CUDA's limit for y and z)",
             program.line,
         )
+    for v in program.inputs:
+        if any(n >= 2**31 for n in v.shape):
+            raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
