@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
-from ..errors import OutOfBounds
+from ..errors import OutOfBounds, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
@@ -179,7 +179,8 @@ class _Kernel:
             result = self.body(*inputs, *outputs, *positional, **named)
             if result is not None:
                 raise ValueError(
-                    f"the kernel {self.name} at {line} should return None; it returned {type(result).__name__}"
+                    f"the kernel {self.name} at {line} should return None; it returned {arguments.shown(result)}. Results are "
+                    "stored to output Refs: o[...] = x"
                 )
             return ()
 
@@ -189,7 +190,22 @@ class _Kernel:
         try:
             types = (*refs, *(s.aval() for s in scratch))
             closed = shard_map.traced_outside(lambda: jax.make_jaxpr(traced_body, axis_env=axes)(*types))
+        except NameError as error:
+            if not str(error).startswith("Found an unbound axis name"):  # JAX's, which then speaks of shard_map
+                raise
+            have = ", ".join(n for n, _ in axes) or "none"
+            raise UnsupportedCall(
+                f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
+                raised_at(error, line),
+            ) from error
+        except jax.errors.TracerBoolConversionError as error:
+            error.add_note(
+                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where."
+            )
+            raise
         except ValueError as error:
+            if str(error).startswith("Invalid dtype for `swap`"):
+                error.add_note("What is stored has the Ref's dtype: ref[...] = x.astype(ref.dtype).")
             if not str(error).startswith("Out of bound"):  # JAX's own check of static slices
                 raise
             raise OutOfBounds(

@@ -322,3 +322,65 @@ def test_an_operation_without_result_outside_of_a_kernel(operation):
 def test_numbers_and_traced_numbers_divide_alike(a, b):
     assert plgpu.div(a, b) == int(plgpu.div(jnp.int32(a), b))
     assert plgpu.rem(a, b) == int(plgpu.rem(jnp.int32(a), b))
+
+
+# ---- bodies that JAX refuses in its own words -----------------------------------------------------------------------------
+def raised_by(body, out=S, **options):
+    with pytest.raises(Exception) as e:  # noqa: B017 - each test says which
+        plgpu.kernel(body, out, **options).program(S)
+    return e.value, str(e.value) + "".join(getattr(e.value, "__notes__", ()))
+
+
+def test_an_axis_that_the_kernel_has_not():
+    def body(x, o):
+        o[lax.axis_index("cols"), 0] = 1.0
+
+    error, text = raised_by(body, grid=2, grid_names="rows", num_threads=1, thread_name="wg")
+    assert isinstance(error, UnsupportedCall) and error.line.number == body.__code__.co_firstlineno + 1
+    assert "axis name: cols; the kernel body has rows, wg (grid_names, cluster_names, thread_name)" in text
+
+
+def test_an_if_on_a_traced_value():
+    def body(x, o):
+        if plgpu.program_id(0) == 0:
+            o[...] = x[...]
+
+    error, text = raised_by(body, grid=2)
+    assert isinstance(error, jax.errors.TracerBoolConversionError) and "@plgpu.when(condition)" in text
+
+
+def test_a_store_of_another_dtype():
+    def body(x, o):
+        o[...] = x[...]
+
+    error, text = raised_by(body, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
+    assert isinstance(error, ValueError) and "x.astype(ref.dtype)" in text
+
+
+def test_a_body_that_returns_its_result():
+    error, text = raised_by(lambda x, o: x[...])
+    assert isinstance(error, ValueError) and "stored to output Refs: o[...] = x" in text
+
+
+@pytest.mark.parametrize(
+    "use, words",
+    [
+        (lambda x: jnp.dot(x, x), "'dot_general' .* wgmma .*sm_90a"),
+        (lambda x: x.T, r"'transpose' .*ref.transpose\(\(1, 0\)\)"),
+    ],
+)
+def test_what_there_is_instead(use, words):
+    def body(x, o):
+        o[...] = use(x[...])
+
+    with pytest.raises(MosaicGpuError, match=words):
+        build_plan(plgpu.kernel(body, S).program(S), "sm_90a")
+
+
+def test_a_tile_that_does_not_divide_over_the_threads():
+    def body(x, o):
+        o[plgpu.ds(0, 10)] = x[plgpu.ds(0, 10)]
+
+    odd = jax.ShapeDtypeStruct((64, 10), F)
+    with pytest.raises(MosaicGpuError, match="multiple of 128 elements .*stick out of a GMEM array"):
+        build_plan(plgpu.kernel(body, odd).program(odd), "sm_90a")
