@@ -136,7 +136,14 @@ def test_a_misspelled_variable(verb, monkeypatch):
     monkeypatch.setenv("MOSAIC_GPU_NVDISAM", "/somewhere")
     found = report(verb)[1]["environment"]
     assert found["status"] == "problem" and "MOSAIC_GPU_NVDISAM means nothing" in found["detail"]
-    assert "MOSAIC_GPU_NVDISASM" in found["remedy"]
+    assert found["remedy"] == "write MOSAIC_GPU_NVDISASM"
+
+
+def test_a_variable_that_is_jaxs(verb, monkeypatch):
+    """JAX's own Mosaic GPU has variables of the same prefix, and sets some when it is imported."""
+    monkeypatch.setenv("MOSAIC_GPU_NVSHMEM_BC_PATH", "/somewhere")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    assert report(verb)[1]["environment"]["status"] == "ok"
 
 
 def test_the_whole_cache_is_looked_at(verb, tmp_path):
