@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from . import arguments
+
 SpaceKind = Literal["gmem", "smem", "tmem", "acc", "barrier", "named_barrier"]
 
 
@@ -24,7 +26,7 @@ class TilingTransform:
     tiling: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tiling", tuple(int(x) for x in self.tiling))
+        object.__setattr__(self, "tiling", arguments.whole_numbers("TilingTransform", "tiling", self.tiling, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +36,10 @@ class SwizzleTransform:
     swizzle: int
 
     def __post_init__(self) -> None:
-        if self.swizzle not in (16, 32, 64, 128):
-            raise ValueError(f"SwizzleTransform({self.swizzle}): the hardware has 32, 64 and 128 bytes (16 means none)")
+        if arguments.whole("SwizzleTransform", "swizzle", self.swizzle) not in (16, 32, 64, 128):
+            raise ValueError(
+                f"SwizzleTransform: swizzle={self.swizzle}; the hardware has 32, 64 and 128 bytes (16 means none)"
+            )
 
 
 SmemTransform = TilingTransform | SwizzleTransform

@@ -22,6 +22,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from . import arguments
 from .errors import Line
 from .memory import MemorySpace
 
@@ -189,6 +190,8 @@ class CompilerParams:
     strict: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("approx_math", "strict_math", "strict"):
+            arguments.flag("CompilerParams", name, getattr(self, name))
         if self.arch not in (None, "sm_90a", "sm_100a", "sm_103a"):
             raise ValueError(
                 f"CompilerParams(arch={self.arch!r}): 'sm_90a', 'sm_100a' or 'sm_103a', or None for the device's"

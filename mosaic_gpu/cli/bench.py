@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 
 from ..tune.workload import Attention
-from .common import FAILED, AsJson, Refusal, output, parse_json_option, print_json, require_gpu, steps, table
+from .common import (
+    FAILED,
+    AsJson,
+    kernel_dtype,
+    output,
+    parse_json_option,
+    print_json,
+    refused_for,
+    require_gpu,
+    steps,
+    table,
+)
 
 DEFAULT_SHAPES = "b4s4096d64,b4s4096d128,b4s4096d256"  # total width 2048
 
@@ -15,10 +26,9 @@ DEFAULT_SHAPES = "b4s4096d64,b4s4096d128,b4s4096d256"  # total width 2048
 def workloads(shapes: str, causal: bool | None, dtype: str) -> list[Attention]:
     """Each shape with each mask (None: both)."""
     masks = (False, True) if causal is None else (causal,)
-    try:
-        return [Attention.parse(s, dtype=dtype, causal=m) for s in shapes.split(",") if s.strip() for m in masks]
-    except ValueError as error:
-        raise Refusal(f"--shapes: {error}") from error
+    dtype = kernel_dtype(dtype)
+    with refused_for("--shapes"):
+        return [Attention.parse(s, dtype=dtype, causal=m) for s in shapes.split(",") for m in masks]
 
 
 def attention(
@@ -29,7 +39,7 @@ def attention(
     dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
     config: Annotated[str | None, typer.Option(help="One config for all, as JSON; default: the tuned ones.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Also cuDNN through PyTorch, in the same run.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of the random inputs.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Of the random inputs.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time attention: inputs rotate through more than twice the L2 cache, median of seven repeats.
@@ -44,10 +54,8 @@ def attention(
         from ..tune.measure import AttentionBench
         from ..tune.space import config_from, generation_of
 
-        try:
+        with refused_for("--config"):
             chosen = None if fields is None else config_from("attention", generation_of(arch), fields)
-        except (ValueError, TypeError) as error:
-            raise Refusal(f"--config: {error}") from error
         for workload in wanted:
             progress.step(f"{workload} {workload.mask}")
             bench = AttentionBench(workload, seed)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from .common import AsJson, Refusal, output, print_json, steps, table
+from .common import ARCHS, AsJson, Refusal, output, print_json, steps, table
 
 T = TypeVar("T")
 STEPS = ("trace", "plan", "emit", "nvrtc", "disassemble", "build_cold", "build_from_disk", "build_from_memory")
@@ -29,6 +29,8 @@ def bench_compile(
     build: a plan to a checked cubin, which emits, compiles and disassembles; cold, then found on disk, then in memory.
     cold, warm: trace and plan with the build cold, resp. found on disk.
     """
+    if arch not in ARCHS:
+        raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     cases = [(d, causal) for d in head_dim or (64, 128, 256) for causal in (False, True)]
     rows: list[dict[str, Any]] = []
     with steps(len(cases) * repeats + 1) as progress:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import re
+import stat
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -67,28 +72,35 @@ def package(module: str, distribution: str, remedy: str) -> Check:
 
 def nvrtc() -> Check:
     """The compilers found, and the one that is used; it compiles an empty program, so that a broken one shows."""
-    from ..codegen.nvrtc import find_nvrtc, list_nvrtc
+    from ..codegen.nvrtc import ENVIRONMENT_VARIABLE, find_nvrtc, list_nvrtc
 
     used = find_nvrtc()
     toolchain = used.toolchain
     others = [f"{lib.version[0]}.{lib.version[1]} {lib.path}" for lib in list_nvrtc() if lib.path != used.path]
     archs = sorted(used.architectures)
-    detail = f"{toolchain}, {used.path}" + (f"; also found: {'; '.join(others)}" if others else "")
+    detail = f"{toolchain}, {used.path}{chosen_by(ENVIRONMENT_VARIABLE)}" + (
+        f"; also found: {'; '.join(others)}" if others else ""
+    )
     return Check("NVRTC", "ok", detail, data={"path": used.path, "architectures": archs, "others": others})
 
 
 def disassembler() -> Check:
     """nvdisasm, which every new kernel is read back with."""
-    from ..codegen.sass import find_nvdisasm
+    from ..codegen.sass import ENVIRONMENT_VARIABLE, find_nvdisasm
 
-    return Check("nvdisasm", "ok", find_nvdisasm())
+    path = find_nvdisasm()
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"\bV(\d+(?:\.\d+)+)", said)
+    return Check(
+        "nvdisasm", "ok", f"{version[1] if version else 'no version'}, {path}{chosen_by(ENVIRONMENT_VARIABLE)}"
+    )
 
 
 def launcher() -> Check:
     """The native launcher."""
     from ..runtime import native
 
-    return Check("native launcher", "ok", str(native.load()._name))
+    return Check("native launcher", "ok", f"{native.load()._name}{chosen_by('MOSAIC_GPU_NATIVE')}")
 
 
 def driver() -> Check:
@@ -147,8 +159,8 @@ def jax_gpus(cuda_major: int | None) -> Check:
 
 
 def cache() -> Check:
-    """The folder of compiled kernels: its place, and whether a file can be written there."""
-    from ..codegen.cubin_cache import ENVIRONMENT_VARIABLE, cache_folder
+    """The compiled kernels: their place, whose it is and who may write there, how many and how large they are."""
+    from ..codegen.cubin_cache import ENVIRONMENT_VARIABLE, cache_folder, cache_root
 
     remedy = f"set {ENVIRONMENT_VARIABLE} to a folder of your own"
     with warnings.catch_warnings(record=True) as complaints:
@@ -157,15 +169,59 @@ def cache() -> Check:
     if folder is None:
         why = str(complaints[0].message) if complaints else f"turned off by {ENVIRONMENT_VARIABLE}="
         return Check("kernel cache", "problem" if complaints else "missing", why, remedy)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-    count = sum(1 for path in folder.iterdir() if len(path.name) == 64)
-    return Check("kernel cache", "ok", f"{folder}, {count} kernels")
+    root = cache_root()
+    for place in (root, folder):
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    sizes = [path.stat().st_size for path in folder.iterdir() if len(path.name) == 64]
+    modes = ", ".join(f"mode {stat.S_IMODE(place.stat().st_mode):o} {place.name}" for place in (root, folder))
+    detail = f"{folder}{chosen_by(ENVIRONMENT_VARIABLE)}, {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB ({modes})"
+    mode = root.stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        return Check("kernel cache", "problem", f"{detail}; others may replace what is in {root}", f"chmod go-w {root}")
+    return Check("kernel cache", "ok", detail)
+
+
+# Ours, and what each chooses.
+VARIABLES = {
+    "MOSAIC_GPU_CACHE_DIR": "where compiled kernels are kept",
+    "MOSAIC_GPU_LIBCUDA": "the driver's library for launches",
+    "MOSAIC_GPU_NATIVE": "the native launcher",
+    "MOSAIC_GPU_NVDISASM": "the disassembler",
+    "MOSAIC_GPU_NVRTC": "the compiler",
+}
+EMPTY = {"MOSAIC_GPU_CACHE_DIR": "no compiled kernel is kept"}
+
+
+def environment() -> Check:
+    """The environment variables of ours that are set; one that is nearly ours is a mistake."""
+    ours = {name: value for name, value in sorted(os.environ.items()) if name.startswith("MOSAIC_GPU_")}
+    known = [
+        f"{name}={value} chooses {VARIABLES[name]}" if value else f"{name} is empty: {EMPTY.get(name, 'as if not set')}"
+        for name, value in ours.items()
+        if name in VARIABLES
+    ]
+    for name in ours.keys() - VARIABLES.keys():  # the prefix is JAX's, too: what is like none of ours may be its own
+        if meant := difflib.get_close_matches(name, VARIABLES, 1, 0.85):
+            remedy = f"write {meant[0]}"
+            return Check("environment", "problem", "; ".join([*known, f"{name} means nothing to us"]), remedy, ours)
+    return Check("environment", "ok", "; ".join(known) or "no variable of ours is set", data=ours)
+
+
+def chosen_by(variable: str) -> str:
+    """For the detail of what an environment variable has chosen."""
+    return f" (chosen by {variable})" if os.environ.get(variable) else ""
+
+
+def remedy_of(variable: str, otherwise: str) -> str:
+    """How to get out of a check that failed: what chose it comes first."""
+    value = os.environ.get(variable)
+    return f"{variable}={value} chooses it: name another, or unset it" if value else otherwise
 
 
 def all_checks() -> list[Check]:
     """Everything, in the order of the report."""
-    install = "pip install mosaic-gpu"
+    install, reinstall = "pip install mosaic-gpu", "pip install --force-reinstall --no-deps"
     checks = [
         guarded("Python", python),
         guarded("mosaic-gpu", lambda: package("mosaic_gpu", "mosaic-gpu", install)),
@@ -173,9 +229,10 @@ def all_checks() -> list[Check]:
             "jax", lambda: package("jax", "jax", "pip install 'jax>=0.10.2,<0.13'"), "pip install 'jax>=0.10.2,<0.13'"
         ),
         guarded("jaxlib", lambda: package("jaxlib", "jaxlib", "pip install jaxlib"), "pip install jaxlib"),
-        guarded("NVRTC", nvrtc, "pip install nvidia-cuda-nvrtc"),
-        guarded("nvdisasm", disassembler, "pip install nvidia-cuda-nvdisasm"),
-        guarded("native launcher", launcher, "pip install --force-reinstall --no-deps mosaic-gpu"),
+        guarded("environment", environment),
+        guarded("NVRTC", nvrtc, remedy_of("MOSAIC_GPU_NVRTC", "pip install nvidia-cuda-nvrtc")),
+        guarded("nvdisasm", disassembler, remedy_of("MOSAIC_GPU_NVDISASM", "pip install nvidia-cuda-nvdisasm")),
+        guarded("native launcher", launcher, remedy_of("MOSAIC_GPU_NATIVE", f"{reinstall} mosaic-gpu")),
         guarded("kernel cache", cache, "set MOSAIC_GPU_CACHE_DIR to a folder of your own"),
         guarded("NVIDIA driver", driver),
         guarded("GPU", gpus),

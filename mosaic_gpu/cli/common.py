@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +25,7 @@ from rich.table import Table
 from ..errors import MosaicGpuError
 
 FAILED, REFUSED = 1, 2
+ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -43,14 +47,28 @@ class Verbs(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Refusal as refusal:
+            if self.debug and refusal.__cause__ is not None:
+                raise
             report_error("refused", str(refusal))
             raise typer.Exit(REFUSED) from refusal
         except Exception as error:
-            ours = find_ours(error)
-            if ours is None or self.debug:  # what is not ours is a bug, and shows where
+            ends_it = hasattr(error, "exit_code") or isinstance(error, (typer.Abort, BrokenPipeError))
+            if self.debug or ends_it:  # bad options, `Exit`, Ctrl-C: typer's to say
                 raise
-            report_error(type(ours).__name__, str(ours))
+            report_error(*describe(error))
             raise typer.Exit(FAILED) from error
+
+
+def describe(error: Exception) -> tuple[str, str]:
+    """What kind of error, and the message for people.  What is not ours is a bug, and says where."""
+    ours = find_ours(error)
+    if ours is not None:
+        return type(ours).__name__, str(ours)
+    if isinstance(error, MemoryError):
+        return "MemoryError", str(error) or "there is not enough memory"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return type(error).__name__, f"{error}\n  at {where}; this is a bug of ours, --debug shows the whole traceback"
 
 
 def find_ours(error: BaseException) -> MosaicGpuError | None:
@@ -134,6 +152,37 @@ def require_gpu(verb: str) -> str:
     if not arch.endswith("a"):
         raise Refusal(f"{verb} needs a Hopper or Blackwell GPU (sm_90a, sm_100a, sm_103a); this one is {arch}")
     return arch
+
+
+@contextlib.contextmanager
+def refused_for(option: str) -> Iterator[None]:
+    """What a wrong option's value raises, as the refusal that names the option."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"{option}: {error}") from error
+
+
+def require_writable(folder: Path, option: str) -> None:
+    """Refuse, before anything is done, a folder that cannot be made or written to."""
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is a file")
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise Refusal(f"{option} {folder} cannot be written: {error.strerror or error}") from error
+
+
+def kernel_dtype(text: str) -> str:
+    """The option --dtype of a kernel of ours, by NumPy's name."""
+    from ..tune.workload import dtype_name
+
+    name = dtype_name(text)
+    if name not in ("bfloat16", "float16"):
+        raise Refusal(f"--dtype {text}: bf16 or f16")
+    return name
 
 
 def parse_json_option(text: str | None, option: str) -> dict[str, Any] | None:

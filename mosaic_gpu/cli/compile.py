@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .common import AsJson, Refusal, output, parse_json_option, print_json, steps, table
-
-ARCHS = ("sm_90a", "sm_100a", "sm_103a")
+from .common import ARCHS as ARCHS
+from .common import AsJson, Refusal, output, parse_json_option, print_json, require_writable, steps, table
 
 
 def compile_kernel(
@@ -35,6 +34,7 @@ def compile_kernel(
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     fields = parse_json_option(config, "--config")
+    require_writable(out, "--out")
     with steps(4) as progress:
         progress.step(f"tracing {kernel}")
         from ..codegen.artifacts import resources_json, write_artifacts

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import MosaicGpuError, ToolchainError
 from ..tune.workload import Attention
-from .common import FAILED, AsJson, output, parse_json_option, print_json, steps
+from .common import FAILED, AsJson, output, parse_json_option, print_json, refused_for, steps
 from .compile import print_resources
 
 LLAMA3 = Attention(2, 4096, 4096, 32, 8, 128, causal=True)  # 32 query heads, 8 KV heads of 128
@@ -21,7 +21,9 @@ CUT = dataclasses.replace(LLAMA3, batch=1, length=512, kv_length=512)  # what th
 
 
 def demo(
-    seed: Annotated[int | None, typer.Option(help="Of the random inputs; default: a new one each time.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Of the random inputs; default: a new one each time.")
+    ] = None,
     shape: Annotated[str | None, typer.Option(help="Another shape, as b2s4096h32kv8d128.")] = None,
     config: Annotated[str | None, typer.Option(help="Another config, as JSON.")] = None,
     as_json: AsJson = False,
@@ -57,12 +59,14 @@ def run_demo(step: Any, seed: int | None, shape: str | None, fields: dict[str, A
     on_gpu = arch is not None and arch.endswith("a")
     workload = LLAMA3 if on_gpu else CUT
     if shape is not None:
-        workload = Attention.parse(shape, causal=True)
+        with refused_for("--shape"):
+            workload = Attention.parse(shape, causal=True)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     inputs = random_inputs(workload, seed)
     target = arch if on_gpu and arch is not None else "sm_90a"
     if fields is not None:
-        config = config_from("attention", generation_of(target), fields)
+        with refused_for("--config"):
+            config = config_from("attention", generation_of(target), fields)
     else:
         config = dispatcher.choose_config(*inputs[:2], True)
     call = functools.partial(dispatcher.attention, causal=True, config=config)

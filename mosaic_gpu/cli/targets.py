@@ -6,24 +6,28 @@ To add a kernel of ours: a function here that calls it, under its name in KERNEL
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..errors import UnsupportedCall
+from ..errors import MosaicGpuError, UnsupportedCall
 from ..program import Program
 from ..tune.space import config_class, config_from, default_config, generation_of
 from ..tune.workload import Attention, Matmul, dtype_name
-from .common import Refusal
+from .common import Refusal, kernel_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,7 @@ def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> C
         if arguments:
             raise Refusal(f"--arg is for kernels of your own; {kernel} takes --shape")
         try:
-            return KERNELS[kernel](request)
+            return KERNELS[kernel](dataclasses.replace(request, dtype=kernel_dtype(request.dtype)))
         except (ValueError, TypeError) as error:
             raise Refusal(str(error)) from error
     path, colon, name = kernel.rpartition(":")
@@ -92,7 +96,57 @@ def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> C
         raise Refusal(f"KERNEL is {', '.join(KERNELS)} or FILE.py:NAME, not {kernel!r}")
     if not arguments:
         raise Refusal("a kernel of your own needs its arguments' types: --arg 'bf16[4,4096,16,128]', one for each")
-    return load_object(Path(path), name), [parse_argument(a) for a in arguments]
+    types = [parse_argument(a) for a in arguments]
+    function = load_object(Path(path), name)
+    check_number(name, function, arguments)
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        with users_code(Path(path), f"{kernel} cannot be traced"):
+            return function(*args)
+
+    return called, types
+
+
+def check_number(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """A refusal unless the function takes as many arguments as there are --arg."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise Refusal(
+            f"{name}({', '.join(signature.parameters)}) does not take {len(arguments)} arguments "
+            f"({', '.join(arguments)}): give one --arg for each"
+        ) from error
+
+
+@contextlib.contextmanager
+def users_code(path: Path, what: str) -> Iterator[None]:
+    """What the user's file raises becomes a refusal, with the lines of theirs that led there and none of ours.
+
+    What it prints goes to standard error: standard output is for results.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (Refusal, MosaicGpuError):
+        raise
+    except (Exception, SystemExit) as error:
+        folder = str(path.parent.resolve()) + os.sep
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(folder, f.filename)]
+        lines = [f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames][-3:]
+        if isinstance(error, SyntaxError) and error.filename:
+            lines.append(f"\n  at {error.filename}:{error.lineno}")
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise Refusal(f"{what}: {type(error).__name__}: {message}{''.join(lines)}") from error
+
+
+def _is_in(folder: str, file: str) -> bool:
+    """Whether a file is the user's: theirs are beside the one that was named, where a virtual environment may be, too."""
+    return not file.startswith("<") and os.path.abspath(file).startswith(folder) and "site-packages" not in file
 
 
 def parse_argument(text: str) -> jax.ShapeDtypeStruct:
@@ -117,7 +171,8 @@ def load_object(path: Path, name: str) -> Callable[..., Any]:
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickles in it look it up
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when Python runs it
     try:
-        spec.loader.exec_module(module)
+        with users_code(path, f"{path} cannot be imported"):
+            spec.loader.exec_module(module)
     finally:
         sys.path.pop(0)
     found = getattr(module, name, None)

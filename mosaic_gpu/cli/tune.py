@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..tune.workload import Attention
-from .common import FAILED, AsJson, Refusal, output, print_json, require_gpu, steps, table
+from .common import FAILED, AsJson, Refusal, kernel_dtype, output, print_json, refused_for, require_gpu, steps, table
 
 UNITS = {"s": 1, "": 1, "m": 60, "h": 3600}
 
@@ -38,13 +38,11 @@ def run(
     """
     if kernel != "attention":
         raise Refusal(f"tune knows attention, not {kernel}")
-    total = seconds_of(budget)
+    total, dtype = seconds_of(budget), kernel_dtype(dtype)
     masks = (False, True) if causal is None else (causal,)
     texts = shape or [f"b4s4096d{d}" for d in head_dim or (64, 128, 256)]
-    try:
+    with refused_for("--shape" if shape else "--head-dim"):
         wanted = [Attention.parse(text, dtype=dtype, causal=mask) for text in texts for mask in masks]
-    except ValueError as error:
-        raise Refusal(str(error)) from error
     arch = require_gpu("tune")
     rows = tune_all(kernel, wanted, arch, total, resume)
     from ..runtime.device import device_key

@@ -179,12 +179,17 @@ def _compile(request: _Request, path: Path | None, answer: Future[CacheResult]) 
             _checking.discard(threading.current_thread())
 
 
+def cache_root() -> Path:
+    """The directory that is ours, or that was named: the cache is a folder in it."""
+    return Path(os.environ.get(ENVIRONMENT_VARIABLE) or platformdirs.user_cache_dir("mosaic_gpu", appauthor=False))
+
+
 def cache_folder() -> Path | None:
     """The directory of the cache, made if need be; None where it is turned off or cannot be made."""
     wanted = os.environ.get(ENVIRONMENT_VARIABLE)
     if wanted == "":
         return None
-    folder = Path(wanted or platformdirs.user_cache_dir("mosaic_gpu", appauthor=False)) / "cubins"
+    folder = cache_root() / "cubins"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-import numpy as np
 from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
+from .. import arguments
 from ..errors import OutOfBounds, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
+from . import shard_map, transforms
 from .memory import RefType
+from .options import check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
 
@@ -36,6 +38,12 @@ class Traced:
         self.simulate = interpret is not None and interpret is not False
         self.simulator_params = interpret if isinstance(interpret, SimulatorParams) else None
 
+    def with_program(self, program: Program, out_avals: tuple[jax.core.ShapedArray, ...]) -> Traced:
+        """The same call of another program."""
+        changed = copy.copy(self)
+        changed.program, changed.out_avals = program, out_avals
+        return changed
+
     def __repr__(self) -> str:
         return self.program.name
 
@@ -46,10 +54,10 @@ def kernel(
     *,
     scratch_types: Sequence[Any] | Mapping[str, Any] = (),
     compiler_params: CompilerParams | None = None,
-    grid: Sequence[int] = (),
-    grid_names: Sequence[str] = (),
-    cluster: Sequence[int] = (),
-    cluster_names: Sequence[str] = (),
+    grid: Sequence[int] | int = (),
+    grid_names: Sequence[str] | str = (),
+    cluster: Sequence[int] | int = (),
+    cluster_names: Sequence[str] | str = (),
     num_threads: int | None = None,
     thread_name: str | None = None,
     interpret: bool | SimulatorParams | None = None,
@@ -66,7 +74,7 @@ def kernel(
     out_type: `jax.ShapeDtypeStruct`, or a list or tuple of them, one for each output.
     scratch_types: `SMEM(...)`, `Barrier(...)`, `TMEM(...)`, ..., as a sequence (positional) or mapping (by keyword).
     grid, grid_names: blocks (clusters, if there are any) along each axis; `jax.lax.axis_index(name)` or `program_id(i)`.
-    cluster, cluster_names: blocks of a cluster along each axis.
+    cluster, cluster_names: blocks of a cluster along each axis.  One axis may be written without a tuple, for the grid, too.
     num_threads, thread_name: warpgroups of 128 threads in a block, and the axis that tells them apart.
     interpret: True runs the simulator whatever the device, `SimulatorParams(...)` too, and says how; None: only where there
     is no GPU.
@@ -77,19 +85,23 @@ def kernel(
     works under `jax.jit`.  Raises UnsupportedCall and the other classes of `mosaic_gpu.errors` with the Python line.
     """
     out_type = _older(out_type, out_shape, "out_type", "out_shape", ())
-    scratch_types = _older(scratch_types or UNSET, scratch_shapes, "scratch_types", "scratch_shapes", ())
-    options = dict(
+    scratch_types = _older(
+        UNSET if scratch_types == () else scratch_types, scratch_shapes, "scratch_types", "scratch_shapes", ()
+    )
+    options = checked_options(
         out_type=out_type,
         scratch_types=scratch_types,
-        compiler_params=compiler_params or CompilerParams(),
-        grid=tuple(grid),
-        grid_names=tuple(grid_names),
-        cluster=tuple(cluster),
-        cluster_names=tuple(cluster_names),
+        compiler_params=compiler_params,
+        grid=grid,
+        grid_names=grid_names,
+        cluster=cluster,
+        cluster_names=cluster_names,
         num_threads=num_threads,
         thread_name=thread_name,
         interpret=interpret,
-        name=name or kernel_name,
+        name=_older(
+            UNSET if name is None else name, UNSET if kernel_name is None else kernel_name, "name", "kernel_name", None
+        ),
         debug=debug,
     )
     if body is UNSET:
@@ -109,64 +121,53 @@ class _Kernel:
     """A kernel with its options; calling it traces once per signature and binds the primitive."""
 
     def __init__(self, body: Callable[..., None], **options: Any) -> None:
+        arguments.function("kernel", "body", body)
         self.body = body
         self.options = options
         self.traces: dict[Any, Traced] = {}
         functools.update_wrapper(self, body, updated=())
         self.name: str = options["name"] or getattr(body, "__name__", "kernel")
-        o = options
-        for sizes, names, what in ((o["grid"], o["grid_names"], "grid"), (o["cluster"], o["cluster_names"], "cluster")):
-            if names and len(names) != len(sizes):
-                raise ValueError(f"kernel: {what}={sizes} has {len(sizes)} axes, {what}_names={names} has {len(names)}")
-            least = 0 if what == "grid" else 1
-            if any(not isinstance(n, (int, np.integer)) or n < least for n in sizes):
-                raise ValueError(f"kernel: {what}={sizes} must be integers of at least {least}")
-        if o["cluster"] and len(o["cluster_names"]) != len(o["cluster"]):
-            raise ValueError(f"kernel: cluster={o['cluster']} needs cluster_names")
-        if (o["num_threads"] is None) != (o["thread_name"] is None):
-            raise ValueError("kernel: num_threads and thread_name go together")
-        if math.prod(o["cluster"]) > 16 or len(o["cluster"]) > 3:
-            raise UnsupportedCall(
-                f"cluster={o['cluster']}: a cluster has at most 16 blocks (8 is portable) in at most 3 axes"
-            )
-        all_names = [*o["grid_names"], *o["cluster_names"], *([o["thread_name"]] if o["thread_name"] else [])]
-        if len(set(all_names)) != len(all_names):
-            raise ValueError(f"kernel: axis names must differ: {all_names}")
 
-    def __call__(self, *args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        for x in leaves:
-            if is_ref(x):
-                raise TypeError("a kernel takes arrays, not Refs")
-        leaves = [
-            x if hasattr(x, "shape") else jax.numpy.asarray(x) for x in leaves
-        ]  # Python scalars as JAX takes them
-        avals = tuple(jax.core.ShapedArray(np.shape(x), jax.numpy.result_type(x)) for x in leaves)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if named:
+            raise TypeError(f"kernel {self.name}: inputs are given by position, not as {', '.join(named)}=")
+        leaves, tree, avals = self._flatten(args)
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))
         traced = self.traces.get(key)
         if traced is None:
             traced = self.traces[key] = self.trace(tree, avals, out_leaves)
-        results = call_p.bind(*leaves, traced=traced)
+        results = call_p.bind(*shard_map.alike(leaves), traced=traced)
         return jax.tree.unflatten(out_tree, results)
 
     def program(self, *args: Any) -> Program:
         """The traced program for arguments (arrays or ShapeDtypeStructs)."""
-        leaves, tree = jax.tree.flatten(args)
-        avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in leaves)
+        _, tree, avals = self._flatten(args)
         return self.trace(tree, avals, jax.tree.leaves(self.options["out_type"])).program
+
+    def _flatten(self, args: Sequence[Any]) -> tuple[list[Any], Any, tuple[jax.core.ShapedArray, ...]]:
+        """The inputs' leaves (Python numbers as JAX takes them), how they hang together, and their types."""
+        leaves, tree = jax.tree.flatten(args)
+        for i, x in enumerate(leaves):
+            if is_ref(x):
+                raise TypeError(f"kernel {self.name}: a kernel takes arrays, not Refs; input {i} is one")
+            if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+                if not isinstance(x, (bool, int, float, complex)):
+                    arguments.refuse(f"kernel {self.name}", f"input {i}", x, "an array or a number")
+                leaves[i] = jax.numpy.asarray(x)
+        return (
+            leaves,
+            tree,
+            tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves),
+        )
 
     def trace(self, tree: Any, avals: Sequence[Any], out_types: Sequence[Any]) -> Traced:
         o = self.options
+        check_number_of_refs(
+            self.name, self.body, len(jax.tree.unflatten(tree, avals)), len(out_types), o["scratch_types"]
+        )
         outs = tuple(jax.core.ShapedArray(t.shape, t.dtype) for t in out_types)
         scratch, scratch_tree = jax.tree.flatten(o["scratch_types"], is_leaf=lambda x: isinstance(x, RefType))
-        for s in scratch:
-            if not isinstance(s, RefType):
-                raise TypeError(f"scratch_types holds memory spaces such as SMEM((128, 64), dtype), not {s!r}")
-            if s.space.kind in ("acc", "gmem"):
-                raise UnsupportedCall(
-                    f"scratch_types cannot hold {s.space.kind.upper()}: an accumulator belongs to one warpgroup, use run_scoped"
-                )
         refs = [AbstractRef(jax.core.ShapedArray(a.shape, a.dtype), memory_space=GMEM_SPACE) for a in (*avals, *outs)]
         line = function_line(self.body)
 
@@ -178,7 +179,8 @@ class _Kernel:
             result = self.body(*inputs, *outputs, *positional, **named)
             if result is not None:
                 raise ValueError(
-                    f"the kernel {self.name} at {line} should return None; it returned {type(result).__name__}"
+                    f"the kernel {self.name} at {line} should return None; it returned {arguments.shown(result)}. Results are "
+                    "stored to output Refs: o[...] = x"
                 )
             return ()
 
@@ -186,8 +188,24 @@ class _Kernel:
         if o["thread_name"] is not None:
             axes.append((o["thread_name"], o["num_threads"]))
         try:
-            closed = jax.make_jaxpr(traced_body, axis_env=axes)(*refs, *(s.aval() for s in scratch))
+            types = (*refs, *(s.aval() for s in scratch))
+            closed = shard_map.traced_outside(lambda: jax.make_jaxpr(traced_body, axis_env=axes)(*types))
+        except NameError as error:
+            if not str(error).startswith("Found an unbound axis name"):  # JAX's, which then speaks of shard_map
+                raise
+            have = ", ".join(n for n, _ in axes) or "none"
+            raise UnsupportedCall(
+                f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
+                raised_at(error, line),
+            ) from error
+        except jax.errors.TracerBoolConversionError as error:
+            error.add_note(
+                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where."
+            )
+            raise
         except ValueError as error:
+            if str(error).startswith("Invalid dtype for `swap`"):
+                error.add_note("What is stored has the Ref's dtype: ref[...] = x.astype(ref.dtype).")
             if not str(error).startswith("Out of bound"):  # JAX's own check of static slices
                 raise
             raise OutOfBounds(
@@ -209,9 +227,9 @@ class _Kernel:
             num_outputs=len(outs),
             scratch=inputs[n:],
             body=tuple(equations),
-            grid=tuple(int(x) for x in o["grid"]),
+            grid=o["grid"],
             grid_names=o["grid_names"],
-            cluster=tuple(int(x) for x in o["cluster"]),
+            cluster=o["cluster"],
             cluster_names=o["cluster_names"],
             num_threads=o["num_threads"] or 1,
             thread_name=o["thread_name"],
@@ -231,12 +249,15 @@ class _Kernel:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+        return inputs_of(self.body, len(jax.tree.leaves(self.options["out_type"])), self.options["scratch_types"])
 
 
 call_p = jex.Primitive("mosaic_gpu_kernel")
 call_p.multiple_results = True
-call_p.def_abstract_eval(lambda *avals, traced: list(traced.out_avals))
+call_p.def_abstract_eval(lambda *avals, traced: shard_map.result_types(traced.out_avals, avals))
+
+
+transforms.register(call_p)
 
 
 def _impl(*args: Any, traced: Traced) -> list[Any]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from .. import arguments
 from .memory import RefType
 from .primitives import is_ref, run_scoped_p, slice_class, warp_branch_p, warp_map_p
 from .trace import leaf_names
@@ -15,11 +17,18 @@ from .trace import leaf_names
 def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     """Decorator: run the function if `condition` (a scalar bool) holds.  On a warpgroup index it makes a role."""
 
+    if not isinstance(condition, (bool, int)) and (not hasattr(condition, "dtype") or np.shape(condition)):
+        arguments.refuse(
+            "when", "condition", condition, "a bool or a scalar (of an array, one element or jnp.any of it)"
+        )
+
     def run(body: Callable[[], None]) -> None:
+        arguments.function("when", "the decorated object", body)
+
         def branch() -> None:
             body()
 
-        if isinstance(condition, bool):
+        if isinstance(condition, (bool, np.bool_)):
             if condition:
                 branch()
         else:
@@ -30,11 +39,14 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
 
 def ds(start: Any, size: int) -> Any:
     """A slice of `size` elements from `start` (which may be traced)."""
-    return slice_class()(start, int(size), 1)
+    _integer("ds", "start", start)
+    return slice_class()(start, arguments.whole("ds", "size", size, 0), 1)
 
 
 def cdiv(a: Any, b: Any) -> Any:
     """a / b rounded up; for ints and for traced integers (both positive)."""
+    _integer("cdiv", "a", a)
+    _integer("cdiv", "b", b)
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
     return div(a + (b - 1), b)
@@ -42,12 +54,31 @@ def cdiv(a: Any, b: Any) -> Any:
 
 def div(a: Any, b: Any) -> Any:
     """a / b rounded towards zero: `lax.div`, but a Python number takes the other's dtype (also where x64 is enabled)."""
-    return a // b if isinstance(a, int) and isinstance(b, int) else jax.lax.div(*_alike(a, b))
+    _number("div", "a", a)
+    _number("div", "b", b)
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return jax.lax.div(*_alike(a, b))
 
 
 def rem(a: Any, b: Any) -> Any:
     """What `div` leaves, with the sign of a: ring slots are `rem(step, stages)`."""
-    return a % b if isinstance(a, int) and isinstance(b, int) else jax.lax.rem(*_alike(a, b))
+    _number("rem", "a", a)
+    _number("rem", "b", b)
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) % abs(b) * (-1 if a < 0 else 1)
+    return jax.lax.rem(*_alike(a, b))
+
+
+def _integer(where: str, name: str, x: Any) -> None:
+    traced = hasattr(x, "dtype") and not np.shape(x) and jax.numpy.issubdtype(x.dtype, jax.numpy.integer)
+    if isinstance(x, bool) or not (isinstance(x, int) or traced):
+        arguments.refuse(where, name, x, "an int or a traced integer")
+
+
+def _number(where: str, name: str, x: Any) -> None:
+    if isinstance(x, bool) or not (isinstance(x, (int, float)) or hasattr(x, "dtype")):
+        arguments.refuse(where, name, x, "a number or a traced one")
 
 
 def _alike(a: Any, b: Any) -> tuple[Any, Any]:
@@ -64,10 +95,13 @@ def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str
     Returns what f returns (arrays, no Refs).  Shared memory, barriers and TMEM belong to the block: in a role of several
     warpgroups pass `collective_axes=<thread_name>` to say that all of them share it.
     """
-    leaves, tree = jax.tree.flatten((types, named), is_leaf=lambda x: isinstance(x, RefType))
-    for leaf in leaves:
+    arguments.function("run_scoped", "f", f)
+    axes = arguments.names("run_scoped", "collective_axes", collective_axes)
+    leaves, tree = jax.tree.flatten((types, named), is_leaf=lambda x: x is None or isinstance(x, RefType))
+    names = tuple(leaf_names(f, types, named, lambda x: x is None or isinstance(x, RefType)))
+    for leaf, name in zip(leaves, names, strict=True):
         if not isinstance(leaf, RefType):
-            raise TypeError(f"run_scoped allocates memory spaces such as SMEM((128, 64), dtype), not {leaf!r}")
+            arguments.refuse("run_scoped", name, leaf, "a memory space such as SMEM((128, 64), dtype)")
     out_tree: list[Any] = []
 
     def flat(*refs: Any) -> list[Any]:
@@ -79,8 +113,6 @@ def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str
         return results
 
     closed = jax.make_jaxpr(flat)(*(leaf.aval() for leaf in leaves))
-    axes = (collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes)
-    names = tuple(leaf_names(f, types, named, lambda x: isinstance(x, RefType)))
     out = run_scoped_p.bind(*closed.consts, jaxpr=closed.jaxpr, collective_axes=axes, names=names)
     return jax.tree.unflatten(out_tree[-1], out)
 
@@ -90,6 +122,8 @@ def warp_map(f: Callable[[Any], None]) -> None:
 
     Inside, operations have single-warp meaning: scalars, barriers, TMA and tensor-core issue; no register arrays.
     """
+
+    arguments.function("warp_map", "f", f)
 
     def body(warp: Any) -> tuple[()]:
         f(warp)

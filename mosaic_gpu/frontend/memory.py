@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,9 @@ import jax
 import numpy as np
 from jax.ref import AbstractRef
 
-from ..memory import BarrierInfo, MemorySpace, SmemTransform, SpaceKind
+from .. import arguments
+from ..layouts.registers import checked_layout
+from ..memory import BarrierInfo, MemorySpace, SmemTransform, SpaceKind, SwizzleTransform, TilingTransform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,14 @@ class RefType:
     dtype: Any
     space: MemorySpace
 
+    def __repr__(self) -> str:
+        kinds = {"barrier": "Barrier", "named_barrier": "NamedBarrier"}
+        if self.space.kind in kinds:
+            return f"{kinds[self.space.kind]}(num_barriers={self.shape})"
+        return f"{self.space.kind.upper()}({self.shape}, {self.dtype})"
+
     def aval(self) -> AbstractRef:
         return AbstractRef(jax.core.ShapedArray(self.shape, np.dtype(self.dtype)), memory_space=self.space)
-
-
-def _dims(shape: Sequence[int] | int) -> tuple[int, ...]:
-    return tuple(int(x) for x in ((shape,) if isinstance(shape, int) else shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +54,20 @@ class Space:
         shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`;
         packed, collective, layout (TMEM only).  Raises ValueError for a combination the space does not have.
         """
-        if transforms and self.kind != "smem":
-            raise ValueError(f"transforms describe shared memory; {self.kind.upper()} has none")
+        where = self.kind.upper()
+        dims, scalar = arguments.whole_numbers(where, "shape", shape, 0), arguments.dtype(where, "dtype", dtype)
+        given = arguments.sequence_of(
+            where, "transforms", transforms, (TilingTransform, SwizzleTransform), "TilingTransform and SwizzleTransform"
+        )
+        if given and self.kind != "smem":
+            raise ValueError(f"transforms describe shared memory; {where} has none")
         if (packed is not None or collective is not None or layout is not None) and self.kind != "tmem":
-            raise ValueError(f"packed, collective and layout describe TMEM; {self.kind.upper()} has none")
-        space = MemorySpace(self.kind, tuple(transforms), None, bool(packed), bool(collective), layout)
-        return RefType(_dims(shape), np.dtype(dtype), space)
+            raise ValueError(f"packed, collective and layout describe TMEM; {where} has none")
+        packed = arguments.flag(where, "packed", packed or False)
+        collective = arguments.flag(where, "collective", collective or False)
+        return RefType(
+            dims, scalar, MemorySpace(self.kind, given, None, packed, collective, checked_layout(where, layout))
+        )
 
     def __str__(self) -> str:
         return self.kind
@@ -67,7 +78,8 @@ GMEM, SMEM, TMEM = Space("gmem"), Space("smem"), Space("tmem")
 
 def ACC(shape: Sequence[int], dtype: Any = np.float32) -> RefType:
     """A wgmma accumulator in the registers of one warpgroup: (m, n), m a multiple of 64; starts as zeros."""
-    return RefType(_dims(shape), np.dtype(dtype), MemorySpace("acc"))
+    dims = arguments.whole_numbers("ACC", "shape", shape, 1)
+    return RefType(dims, arguments.dtype("ACC", "dtype", dtype), MemorySpace("acc"))
 
 
 def Barrier(
@@ -79,14 +91,23 @@ def Barrier(
     tensor-core commit.  num_barriers: how many; index them as `barrier.at[slot]`.  orders_tensor_core: the barrier hands
     tensor memory from one role to another.
     """
-    if not 1 <= num_arrivals < 2**18:
-        raise ValueError(f"Barrier(num_arrivals={num_arrivals}): between 1 and 2**18 - 1")
-    dims = _dims(num_barriers)
-    if math.prod(dims) < 1:
-        raise ValueError(f"Barrier(num_barriers={num_barriers}): at least one")
-    return RefType(
-        dims, np.dtype(np.int32), MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core))
+    return _mbarriers("Barrier", num_arrivals, num_barriers, orders_tensor_core)
+
+
+def _mbarriers(
+    where: str,
+    num_arrivals: int,
+    num_barriers: int | Sequence[int],
+    orders_tensor_core: bool,
+    axes: tuple[str, ...] = (),
+) -> RefType:
+    info = BarrierInfo(
+        arguments.whole(where, "num_arrivals", num_arrivals, 1, 2**18 - 1),
+        arguments.flag(where, "orders_tensor_core", orders_tensor_core),
+        axes,
     )
+    dims = arguments.whole_numbers(where, "num_barriers", num_barriers, 1)
+    return RefType(dims, np.dtype(np.int32), MemorySpace("barrier", barrier=info))
 
 
 def ClusterBarrier(
@@ -100,19 +121,14 @@ def ClusterBarrier(
 
     num_arrivals: arrivals by each block; a phase completes after num_arrivals from each of the blocks along the axes.
     """
-    one = Barrier(num_arrivals=num_arrivals, num_barriers=num_barriers, orders_tensor_core=orders_tensor_core)
-    axes = (collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes)
-    return RefType(
-        one.shape, one.dtype, MemorySpace("barrier", barrier=BarrierInfo(num_arrivals, orders_tensor_core, axes))
-    )
+    axes = arguments.names("ClusterBarrier", "collective_axes", collective_axes)
+    return _mbarriers("ClusterBarrier", num_arrivals, num_barriers, orders_tensor_core, axes)
 
 
 def NamedBarrier(*, num_warpgroups: int, num_barriers: int = 1) -> RefType:
     """Hardware barriers of the block (PTX ISA 9.7.13.1): `num_warpgroups` take part, by `named_barrier_arrive` (does not
     wait) or `named_barrier_sync` (waits).  A block has 16, of which the compiler keeps number 0.
     """
-    if not 1 <= num_warpgroups <= 8:
-        raise ValueError(f"NamedBarrier(num_warpgroups={num_warpgroups}): a block has 1 to 8 warpgroups")
-    return RefType(
-        _dims(num_barriers), np.dtype(np.int32), MemorySpace("named_barrier", barrier=BarrierInfo(num_warpgroups))
-    )
+    info = BarrierInfo(arguments.whole("NamedBarrier", "num_warpgroups", num_warpgroups, 1, 8))
+    dims = arguments.whole_numbers("NamedBarrier", "num_barriers", num_barriers, 1)
+    return RefType(dims, np.dtype(np.int32), MemorySpace("named_barrier", barrier=info))

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+import inspect
+from typing import Any, NoReturn
 
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
+from .. import arguments
+from ..errors import UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.registry import Op
 
@@ -74,17 +78,49 @@ def operand_type(x: Any) -> OperandType:
     return OperandType(tuple(np.shape(x)), dtype_name(jax.numpy.result_type(x)))
 
 
+def new_primitive(name: str) -> Any:
+    """A primitive that the front end understands, and nothing else: outside of a kernel it is an error that says so."""
+
+    def outside(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedCall(
+            f"{name} is an operation of a kernel: call it in the body of a function that mosaic_gpu.kernel(...) makes a kernel of"
+        )
+
+    p = jex.Primitive(name)
+    p.multiple_results = True
+    p.def_impl(outside)
+    mlir.register_lowering(p, outside)
+    return p
+
+
 @functools.cache
 def primitive(op: Op) -> Any:
-    p = jex.Primitive(op.name)
-    p.multiple_results = True
+    p = new_primitive(op.name)
     p.def_abstract_eval(lambda *avals, results, **params: [jax.core.ShapedArray(s, np.dtype(d)) for s, d in results])
     return p
 
 
+@functools.cache
+def _operand_names(op: Op) -> tuple[tuple[str, bool], ...]:
+    """What an op's abstract rule calls its operands, and whether None stands for one that is not there."""
+    assert op.abstract_rule is not None
+    parameters = inspect.signature(op.abstract_rule).parameters.values()
+    return tuple((p.name, p.default is None) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def checked_operand(where: str, name: str, optional: bool, x: Any) -> OperandType | None:
+    """The type of an operand, which is a Ref or view, an array or a number; a TypeError for anything else."""
+    if x is None and optional:
+        return None
+    if not isinstance(x, (bool, int, float, np.generic)) and not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        arguments.refuse(where, name, x, "a Ref or an array")
+    return operand_type(x)
+
+
 def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
     """Bind the op's primitive.  Operands: Refs, views, arrays, scalars or None; params: hashable plain values."""
-    types = tuple(None if x is None else operand_type(x) for x in operands)
+    names = _operand_names(op)
+    types = tuple(checked_operand(op.name, *name, x) for name, x in zip(names, operands, strict=True))
     assert op.abstract_rule is not None
     results = tuple(op.abstract_rule(*types, **params))
     results = tuple((tuple(s), np.dtype(d) if not isinstance(d, str) else jax.numpy.dtype(d)) for s, d in results)
@@ -94,14 +130,11 @@ def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
 
 
 # Operations with a body: one jaxpr closed over the values and Refs around it.
-run_scoped_p = jex.Primitive("run_scoped")
-run_scoped_p.multiple_results = True
+run_scoped_p = new_primitive("run_scoped")
 run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval for v in jaxpr.outvars])
-warp_branch_p = jex.Primitive("warp_branch")
-warp_branch_p.multiple_results = True
+warp_branch_p = new_primitive("warp_branch")
 warp_branch_p.def_abstract_eval(lambda *a, jaxpr: [])
-warp_map_p = jex.Primitive("warp_map")
-warp_map_p.multiple_results = True
+warp_map_p = new_primitive("warp_map")
 warp_map_p.def_abstract_eval(lambda *a, jaxpr: [])
 
 

@@ -183,7 +183,8 @@ class Solver:
                 c.layout = Layout.WG_STRIDED.of(shape)
             except ValueError as error:
                 raise LayoutConflict(
-                    f"no layout is known for an array of shape {shape}, and the default does not fit: {error}; "
+                    f"no layout is known for an array of shape {shape}, and the default does not fit: {error}. Take tiles "
+                    "of a multiple of 128 elements (where their start is traced they may stick out of a GMEM array), or "
                     "pin one with layout_cast",
                     c.made,
                 ) from None

@@ -13,8 +13,11 @@ import enum
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from .. import arguments
 
 Shape = tuple[int, ...]
 
@@ -183,7 +186,10 @@ class Layout(enum.Enum):
 
     def reduce(self, axes: int | Sequence[int]) -> ReducedLayout:
         """The layout of a reduction of a 2-D array in this layout over `axes`."""
-        return ReducedLayout(self, (axes,) if isinstance(axes, int) else tuple(axes))
+        chosen = arguments.whole_numbers(f"{self}.reduce", "axes", axes, 0)
+        if not chosen or len(set(chosen)) != len(chosen) or max(chosen) > 1:
+            raise ValueError(f"{self}.reduce: axes={axes} must be 0, 1 or both, as the arrays are (rows, columns)")
+        return ReducedLayout(self, chosen)
 
     def __call__(self, *args: object, **kwargs: object) -> Layout:
         """`Layout.X()` means `Layout.X`: none of ours takes parameters (the shape comes from the array)."""
@@ -219,3 +225,12 @@ class ReducedLayout:
 
 
 LayoutName = Layout | ReducedLayout
+
+
+def checked_layout(where: str, x: Any) -> LayoutName | None:
+    """The argument `layout` of a public function."""
+    if x is not None and not isinstance(x, (Layout, ReducedLayout)):
+        name = str(x).rsplit(".", 1)[-1]
+        known = f"plgpu.Layout.{name}" if name in Layout.__members__ else "such as plgpu.Layout.WGMMA"
+        arguments.refuse(where, "layout", x, f"a register layout, {known}")
+    return x

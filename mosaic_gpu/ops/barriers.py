@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from .. import arguments
 from ..errors import IllegalInstruction, UnsupportedCall
-from ..memory import MemorySpace
 from ..program import Affine, Equation, View
 from .registry import BOTH, WARP, WARPGROUP, Op, op
 
@@ -50,12 +50,6 @@ def single(barrier: Any) -> Any:
     return barrier
 
 
-def _expect_barrier(space: MemorySpace | None, kind: str, name: str) -> None:
-    if space is None or space.kind != kind:
-        what = "Barrier" if kind == "barrier" else "NamedBarrier"
-        raise TypeError(f"{name} takes a {what} Ref, not {space.kind.upper() + ' Ref' if space else 'an array'}")
-
-
 def barrier_arrive(barrier: Any) -> None:
     """One arrival of this warpgroup (under `warp_map`: of this warp) on an mbarrier; earlier reads and writes come first."""
     from ..frontend.primitives import bind
@@ -72,8 +66,8 @@ def barrier_wait(barrier: Any) -> None:
 
 def _mbarrier(o: Op) -> None:
     @o.abstract
-    def _(b: Any) -> Any:
-        _expect_barrier(b.space, "barrier", o.name)
+    def _(barrier: Any) -> Any:
+        arguments.memory(o.name, "barrier", barrier, "barrier")
         return ()
 
     @o.plan()
@@ -146,8 +140,8 @@ def named_barrier_sync(barrier: Any) -> None:
 
 def _named(o: Op, function: str) -> None:
     @o.abstract
-    def _(b: Any) -> Any:
-        _expect_barrier(b.space, "named_barrier", o.name)
+    def _(barrier: Any) -> Any:
+        arguments.memory(o.name, "barrier", barrier, "named_barrier")
         return ()
 
     @o.plan(BOTH, (WARPGROUP,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .. import arguments
 from ..errors import UnsupportedCall
 from ..plan.tma import TmaCopy, plan_copy
 from ..program import Equation
@@ -18,13 +19,6 @@ store_wait_p = op("wait_smem_to_gmem", issues_only=True)
 commit_smem_p = op("commit_smem")
 
 
-def _space(x: Any, kind: str, what: str) -> None:
-    if x.space is None or x.space.kind != kind:
-        raise TypeError(
-            f"{what} must be a {kind.upper()} Ref, not {x.space.kind.upper() + ' Ref' if x.space else 'an array'}"
-        )
-
-
 def copy_gmem_to_smem(src: Any, dst: Any, barrier: Any, *, collective_axes: Sequence[str] | str | None = None) -> None:
     """Start a TMA load of `src` (GMEM view) into `dst` (SMEM view of the same shape and dtype).
 
@@ -35,19 +29,16 @@ def copy_gmem_to_smem(src: Any, dst: Any, barrier: Any, *, collective_axes: Sequ
     """
     from ..frontend.primitives import bind
 
-    axes = (
-        ()
-        if collective_axes is None
-        else ((collective_axes,) if isinstance(collective_axes, str) else tuple(collective_axes))
-    )
+    given = () if collective_axes is None else collective_axes
+    axes = arguments.names("copy_gmem_to_smem", "collective_axes", given)
     bind(load_p, src, dst, single(barrier), collective_axes=axes)
 
 
 @load_p.abstract
 def _(src: Any, dst: Any, barrier: Any, *, collective_axes: tuple[str, ...]) -> Any:
-    _space(src, "gmem", "copy_gmem_to_smem's source")
-    _space(dst, "smem", "copy_gmem_to_smem's destination")
-    _space(barrier, "barrier", "copy_gmem_to_smem's barrier")
+    arguments.memory("copy_gmem_to_smem", "src", src, "gmem")
+    arguments.memory("copy_gmem_to_smem", "dst", dst, "smem")
+    arguments.memory("copy_gmem_to_smem", "barrier", barrier, "barrier")
     return ()
 
 
@@ -94,13 +85,13 @@ def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True) -> None:
     """
     from ..frontend.primitives import bind
 
-    bind(store_p, src, dst, commit_group=bool(commit_group))
+    bind(store_p, src, dst, commit_group=arguments.flag("copy_smem_to_gmem", "commit_group", commit_group))
 
 
 @store_p.abstract
 def _(src: Any, dst: Any, *, commit_group: bool) -> Any:
-    _space(src, "smem", "copy_smem_to_gmem's source")
-    _space(dst, "gmem", "copy_smem_to_gmem's destination")
+    arguments.memory("copy_smem_to_gmem", "src", src, "smem")
+    arguments.memory("copy_smem_to_gmem", "dst", dst, "gmem")
     return ()
 
 
@@ -131,9 +122,9 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
     """
     from ..frontend.primitives import bind
 
-    if n < 0:
-        raise ValueError(f"wait_smem_to_gmem({n}): the number of stores that may still be pending, 0 or more")
-    bind(store_wait_p, n=int(n), wait_read_only=bool(wait_read_only))
+    pending = arguments.whole("wait_smem_to_gmem", "n", n, 0)
+    read_only = arguments.flag("wait_smem_to_gmem", "wait_read_only", wait_read_only)
+    bind(store_wait_p, n=pending, wait_read_only=read_only)
 
 
 @store_wait_p.abstract

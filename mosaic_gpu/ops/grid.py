@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import arguments
 from ..errors import UnsupportedCall
 from ..program import Equation, View
 from .registry import BOTH, WARP, WARPGROUP, op
@@ -44,20 +45,20 @@ def program_id(axis: int) -> Any:
     """Index of this block along grid dimension `axis` (int32)."""
     from ..frontend.primitives import bind
 
-    return bind(program_id_p, axis=int(axis))[0]
+    return bind(program_id_p, axis=arguments.whole("program_id", "axis", axis, 0))[0]
 
 
 def num_programs(axis: int) -> Any:
     """Blocks along grid dimension `axis` (int32, a run-time value: the grid does not enter the cubin)."""
     from ..frontend.primitives import bind
 
-    return bind(num_programs_p, axis=int(axis))[0]
+    return bind(num_programs_p, axis=arguments.whole("num_programs", "axis", axis, 0))[0]
 
 
 def _grid_axis(ctx: Any, e: Equation) -> tuple[str, int]:
     axis, rank = e.param("axis"), len(ctx.program.grid)
     if not 0 <= axis < rank:
-        raise UnsupportedCall(f"{e.op}({axis}): the grid has {rank} dimensions", e.line)
+        raise UnsupportedCall(f"{e.op}: axis={axis}, and the grid has {rank} dimensions: {ctx.program.grid}", e.line)
     return ("grid", axis)
 
 
@@ -103,15 +104,16 @@ def dim_size(ref: Any, axis: int) -> Any:
     `ref.shape[axis]` is a Python number and would be compiled in; this is a parameter of the kernel, so one cubin serves
     every length.
     """
-    from ..frontend.primitives import bind
+    from ..frontend.primitives import bind, checked_operand
 
-    return bind(dim_size_p, ref, axis=int(axis) % len(ref.shape))[0]
+    operand = checked_operand("dim_size", "ref", False, ref)
+    arguments.memory("dim_size", "ref", operand, "gmem")
+    rank = len(operand.shape)  # type: ignore[union-attr]
+    return bind(dim_size_p, ref, axis=arguments.whole("dim_size", "axis", axis, -rank, rank - 1) % rank)[0]
 
 
 @dim_size_p.abstract
 def _(ref: Any, *, axis: int) -> Any:
-    if ref.space is None or ref.space.kind != "gmem":
-        raise UnsupportedCall("dim_size is for GMEM Refs; the extents of on-chip buffers are Python numbers: ref.shape")
     return (((), "int32"),)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from .. import arguments
 from ..errors import UnsupportedCall, UnsupportedPrimitive
-from ..layouts.registers import Layout, LayoutName
+from ..layouts.registers import Layout, LayoutName, checked_layout
 from ..program import Affine, Equation, Literal, Value, View
 from .registry import BOTH, WARP, WARPGROUP, op
 
@@ -34,13 +35,13 @@ def load(ref: Any, *, layout: LayoutName | None = None) -> Any:
     """`ref[...]` (SMEM or GMEM) in register layout `layout`."""
     from ..frontend.primitives import bind
 
-    return bind(load_p, ref, layout=layout)[0]
+    return bind(load_p, ref, layout=checked_layout("load", layout))[0]
 
 
 @load_p.abstract
 def _(ref: Any, *, layout: Any) -> Any:
     if ref.space is None:
-        raise TypeError("load takes a Ref")
+        arguments.memory("load", "ref", ref, "smem", "gmem")
     return ((ref.shape, ref.dtype),)
 
 

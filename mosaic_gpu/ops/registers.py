@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import arguments
 from ..errors import RegisterBudgetError
-from ..layouts.registers import LayoutName
+from ..layouts.registers import LayoutName, checked_layout
 from ..program import Equation
 from .registry import BOTH, WARPGROUP, op
 
@@ -24,8 +25,8 @@ def set_max_registers(n: int, *, action: str) -> None:
     from ..frontend.primitives import bind
 
     if action not in ("increase", "decrease"):
-        raise ValueError(f"set_max_registers: action is 'increase' or 'decrease', not {action!r}")
-    bind(set_max_registers_p, registers=int(n), action=action)
+        raise ValueError(f"set_max_registers: action must be 'increase' or 'decrease', not {arguments.shown(action)}")
+    bind(set_max_registers_p, registers=arguments.whole("set_max_registers", "n", n), action=action)
 
 
 @set_max_registers_p.abstract
@@ -58,11 +59,16 @@ def layout_cast(x: Any, layout: LayoutName) -> Any:
     """Pin the register layout of `x`; what computes it is laid out to match where that is free."""
     from ..frontend.primitives import bind
 
-    return bind(layout_cast_p, x, layout=layout)[0]
+    if layout is None:
+        arguments.refuse("layout_cast", "layout", layout, "a register layout such as plgpu.Layout.WGMMA")
+    return bind(layout_cast_p, x, layout=checked_layout("layout_cast", layout))[0]
 
 
 @layout_cast_p.abstract
 def _(x: Any, *, layout: Any) -> Any:
+    arguments.memory("layout_cast", "x", x, or_array=True)
+    if not x.shape:
+        raise TypeError(f"layout_cast: x must be a register array; a scalar ({x.dtype}) has no layout")
     return ((x.shape, x.dtype),)
 
 

@@ -110,6 +110,15 @@ def op(name: str, *, issues_only: bool = False, instead: str = "") -> Op:
     return OPS[name]
 
 
+# What to write instead of JAX's own operations that users try first.
+INSTEAD = {
+    "dot_general": "a product of matrices is wgmma (sm_90a) or tcgen05_mma (sm_100a); of a matrix and a vector, "
+    "jnp.sum(a * x[None, :], axis=1)",
+    "transpose": "elements move between threads: store the array to shared memory and load the transposed view, "
+    "ref.transpose((1, 0))[...]",
+}
+
+
 def lookup(name: str, table: Table, line: Line | None) -> Op:
     """The op if the table has it, else `UnsupportedPrimitive` naming primitive, table, line and the way out."""
     found = OPS.get(name)
@@ -117,7 +126,7 @@ def lookup(name: str, table: Table, line: Line | None) -> Op:
         return found
     generation, scope = table
     where = [f"{g.value}/{s.value}" for g, s in (found.emit_rules if found else {})]
-    hint = (found.instead if found else "") or (
+    hint = (found.instead if found else INSTEAD.get(name, "")) or (
         f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}"
         if where
         else "rewrite it with the operations that docs/ops.md lists"

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from .. import arguments
 from ..errors import UnsupportedPrimitive
-from ..layouts.registers import LayoutName
+from ..layouts.registers import LayoutName, checked_layout
 from ..program import Equation, Value
 from .elementwise import numpy_dtype
 from .registry import BOTH, WARP, WARPGROUP, op
@@ -113,8 +114,14 @@ def broadcasted_iota(dtype: Any, shape: tuple[int, ...], dimension: int, *, layo
     """An integer array of `shape` counting along `dimension`, in register layout `layout` (None: inferred from its use)."""
     from ..frontend.primitives import bind, dtype_name
 
+    where = "broadcasted_iota"
+    dims = arguments.whole_numbers(where, "shape", shape, 1)
     return bind(
-        broadcasted_iota_p, dtype=dtype_name(np.dtype(dtype)), shape=tuple(shape), dimension=dimension, layout=layout
+        broadcasted_iota_p,
+        dtype=dtype_name(arguments.dtype(where, "dtype", dtype)),
+        shape=dims,
+        dimension=arguments.whole(where, "dimension", dimension, 0, len(dims) - 1),
+        layout=checked_layout(where, layout),
     )[0]
 
 

@@ -9,9 +9,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from .. import arguments
 from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.operands import SharedOperand, shared_operand
-from ..layouts.registers import Layout
+from ..layouts.registers import Layout, checked_layout
 from ..program import Equation, Literal, Operand, View
 from .barriers import BarrierUse, barrier_use, single
 from .registry import SM100, WARP, WARPGROUP, op
@@ -75,12 +76,14 @@ def tcgen05_mma(acc: Any, a: Any, b: Any, barrier: Any = None, *, accumulate: An
 
 
 @mma_p.abstract
-def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any) -> Any:
-    if acc.space is None or acc.space.kind != "tmem":
-        raise TypeError("tcgen05_mma accumulates into a TMEM Ref")
-    for x, name in ((a, "a"), (b, "b")):
-        if x.space is None or x.space.kind != "smem":
-            raise TypeError(f"tcgen05_mma: {name} must be an SMEM Ref")
+def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any = None) -> Any:
+    arguments.memory("tcgen05_mma", "acc", acc, "tmem")
+    arguments.memory("tcgen05_mma", "a", a, "smem")
+    arguments.memory("tcgen05_mma", "b", b, "smem")
+    if accumulate.space is not None or accumulate.shape or accumulate.dtype != "bool":
+        raise TypeError(f"tcgen05_mma: accumulate must be a bool, not {accumulate.dtype}{list(accumulate.shape)}")
+    if barrier is not None:
+        arguments.memory("tcgen05_mma", "barrier", barrier, "barrier")
     if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[1], acc.shape) != (b.shape[0], (a.shape[0], b.shape[1])):
         raise ValueError(f"tcgen05_mma: acc {acc.shape} += a {a.shape} @ b {b.shape}: shapes do not fit")
     return ()
@@ -138,8 +141,7 @@ def tcgen05_commit_arrive(barrier: Any) -> None:
 
 @commit_p.abstract
 def _(barrier: Any) -> Any:
-    if barrier.space is None or barrier.space.kind != "barrier":
-        raise TypeError("tcgen05_commit_arrive takes a Barrier Ref")
+    arguments.memory("tcgen05_commit_arrive", "barrier", barrier, "barrier")
     return ()
 
 
@@ -166,13 +168,12 @@ def async_load_tmem(src: Any, *, layout: Layout | None = None) -> Any:
     """
     from ..frontend.primitives import bind
 
-    return bind(load_p, src, layout=layout)[0]
+    return bind(load_p, src, layout=checked_layout("async_load_tmem", layout))[0]
 
 
 @load_p.abstract
 def _(src: Any, *, layout: Any) -> Any:
-    if src.space is None or src.space.kind != "tmem":
-        raise TypeError("async_load_tmem takes a TMEM Ref")
+    arguments.memory("async_load_tmem", "src", src, "tmem")
     return ((src.shape, src.dtype),)
 
 

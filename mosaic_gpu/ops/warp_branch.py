@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import arguments
 from ..errors import UnsupportedPrimitive
 from ..layouts.registers import Layout
 from ..program import Equation, Value, View, walk
@@ -39,7 +40,13 @@ def when_any_in_warp(condition: Any) -> Callable[[Callable[[], None]], None]:
     Raises UnsupportedPrimitive for anything in it that the warps of a warpgroup must do together.
     """
 
+    if not (hasattr(condition, "dtype") and hasattr(condition, "shape")):
+        arguments.refuse(
+            "when_any_in_warp", "condition", condition, "a bool array, such as one element per row of a tile"
+        )
+
     def run(body: Callable[[], None]) -> None:
+        arguments.function("when_any_in_warp", "the decorated object", body)
         from ..frontend.loops import bind_warp_branch
 
         bind_warp_branch(condition, body)

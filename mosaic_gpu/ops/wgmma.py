@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from .. import arguments
 from ..errors import IllegalInstruction
 from ..layouts.operands import SharedOperand, shared_operand
 from ..layouts.registers import Layout
@@ -75,10 +76,9 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
 
 @wgmma_p.abstract
 def _(acc: Any, a: Any, b: Any) -> Any:
-    if acc.space is None or acc.space.kind != "acc":
-        raise TypeError("wgmma accumulates into an ACC Ref (allocate it with run_scoped(f, ACC((m, n))))")
-    if b.space is None or b.space.kind != "smem" or (a.space is not None and a.space.kind != "smem"):
-        raise TypeError("wgmma: b must be an SMEM Ref, a an SMEM Ref or a register array")
+    arguments.memory("wgmma", "acc", acc, "acc")
+    arguments.memory("wgmma", "a", a, "smem", or_array=True)
+    arguments.memory("wgmma", "b", b, "smem")
     if (
         len(acc.shape) != 2
         or len(a.shape) != 2
@@ -146,14 +146,13 @@ def wgmma_wait(n: int, *, after: Any = None) -> None:
 
     after: a float32 array that was computed under the products that are waited for, and must be computed by then.  ptxas
     moves a wait ahead of arithmetic that does not need it, and what was meant to run under a product then runs after it;
-    this ties the wait to the values, at the cost of one vote.  A sum or a maximum of many elements is the best one to
-    name: it has few registers and depends on all of them.  It changes no result.
+    this ties the wait to the values, at the cost of three instructions.  A maximum or a sum of many elements is the best one
+    to name: it has few registers and depends on all of them.  It changes no result.
     """
     from ..frontend.primitives import bind
 
-    if not 0 <= n <= 63:
-        raise ValueError(f"wgmma_wait({n}): 0 to 63")
-    bind(wgmma_wait_p, *(() if after is None else (after,)), n=int(n))
+    n = arguments.whole("wgmma_wait", "n", n, 0, 63)
+    bind(wgmma_wait_p, *(() if after is None else (after,)), n=n)
 
 
 @wgmma_wait_p.abstract

@@ -14,7 +14,8 @@ from ..ops.registry import Generation, Scope
 from ..program import Equation, Program, Value, View
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
-from .resources import Resources, allocate, budget_of, check_budgets, runs_on_one_thread
+from .registers import check_registers
+from .resources import Resources, allocate, budget_of, check_budgets, registers_for, runs_on_one_thread
 from .roles import Split
 
 
@@ -139,6 +140,9 @@ def build_plan(program: Program, arch: str) -> Plan:
             f"grid={program.grid}: only the last axis may have more than 65535 blocks (CUDA's limit for y and z)",
             program.line,
         )
+    for v in program.inputs:
+        if any(n >= 2**31 for n in v.shape):
+            raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
@@ -163,6 +167,8 @@ def build_plan(program: Program, arch: str) -> Plan:
             f"{ref}: tensor memory exists on sm_100a and later; on sm_90a accumulate in an ACC", program.line
         )
     check_budgets(budgets, program.num_threads)
+    for role, (_, equations), (_, _, budget) in zip(planned, resolved, budgets, strict=True):
+        check_registers(role.name, equations, role.layouts, *registers_for(budget, budgets, program.num_threads))
     return Plan(
         program,
         generation,

@@ -257,12 +257,31 @@ def entry_registers(warpgroups: int, largest_increase: int | None = None) -> int
     return share if largest_increase is None else min(share, largest_increase)
 
 
-def check_budgets(budgets: Sequence[tuple[str, tuple[int, ...], Budget]], warpgroups: int) -> None:
+Budgets = Sequence[tuple[str, tuple[int, ...], Budget]]
+
+
+def _largest_increase(budgets: Budgets) -> Budget | None:
+    increases = [b for _, _, b in budgets if b.registers is not None and b.action == "increase"]
+    return max(increases, key=lambda b: b.registers or 0, default=None)
+
+
+def registers_for(role: Budget, budgets: Budgets, warpgroups: int) -> tuple[int, tuple[str, Line | None] | None]:
+    """Registers of a thread in a role, and where that number comes from if from a request (its own, or the largest)."""
+    if role.registers is not None:
+        return min(role.registers, 255), (f"set_max_registers({role.registers}) at {role.line}", role.line)
+    largest, share = _largest_increase(budgets), entry_registers(warpgroups)
+    if largest is None or largest.registers is None or largest.registers >= share:
+        return share, None
+    why = f"it keeps those of the launch, which are no more than the largest increase, {largest.registers} at {largest.line}"
+    return largest.registers, (why, largest.line)
+
+
+def check_budgets(budgets: Budgets, warpgroups: int) -> None:
     """The sum of the final budgets must fit the pool: registers at launch x warpgroups (PTX ISA 9.7.19.5)."""
     if all(b.registers is None for _, _, b in budgets):
         return
-    increases = [b.registers for _, _, b in budgets if b.registers is not None and b.action == "increase"]
-    entry = entry_registers(warpgroups, max(increases, default=None))
+    largest = _largest_increase(budgets)
+    entry = entry_registers(warpgroups, largest.registers if largest else None)
     pool = entry * warpgroups
     rows = []
     total = 0

@@ -37,6 +37,8 @@ def _fields(text: str, known: dict[str, str], example: str) -> dict[str, int]:
     ):
         meanings = ", ".join(f"{letter} {name}" for letter, name in known.items())
         raise ValueError(f"shape {text!r}: write it like {example} ({meanings})")
+    if wrong := [known[letter] for letter, number in parts if not 1 <= int(number) < 2**31]:
+        raise ValueError(f"shape {text!r}: {' and '.join(wrong)} must be from 1 to 2**31 - 1")
     return {known[letter]: int(number) for letter, number in parts}
 
 

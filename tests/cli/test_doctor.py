@@ -107,3 +107,64 @@ def test_an_old_nvrtc(verb, monkeypatch):
 def test_cache_turned_off(verb, monkeypatch):
     monkeypatch.setenv("MOSAIC_GPU_CACHE_DIR", "")
     assert report(verb)[1]["kernel cache"]["status"] == "missing"
+
+
+def test_environment_variables_are_named_with_what_they_chose(verb, monkeypatch, tmp_path):
+    disassembler = sass.find_nvdisasm()
+    monkeypatch.setenv("MOSAIC_GPU_NVDISASM", disassembler)
+    _, found, _ = report(verb)
+    assert found["nvdisasm"]["detail"].endswith(f"{disassembler} (chosen by MOSAIC_GPU_NVDISASM)")
+    assert found["nvdisasm"]["detail"][0].isdigit()  # the version it says of itself
+    assert f"MOSAIC_GPU_NVDISASM={disassembler} chooses the disassembler" in found["environment"]["detail"]
+    assert "(chosen by MOSAIC_GPU_CACHE_DIR)" in found["kernel cache"]["detail"]  # by the fixture
+    assert found["environment"]["status"] == "ok" and "chosen by" not in found["NVRTC"]["detail"]
+
+
+@pytest.mark.parametrize(
+    "variable, check",
+    [("MOSAIC_GPU_NVDISASM", "nvdisasm"), ("MOSAIC_GPU_NVRTC", "NVRTC"), ("MOSAIC_GPU_NATIVE", "native launcher")],
+)
+def test_a_variable_that_chose_wrong_is_the_remedy(verb, monkeypatch, variable, check):
+    native.load.cache_clear()
+    monkeypatch.setenv(variable, "/nowhere")
+    result, found, _ = report(verb)
+    assert result.exit_code == 0 and not found[check]["status"] == "ok"
+    assert found[check]["remedy"] == f"{variable}=/nowhere chooses it: name another, or unset it"
+
+
+def test_a_misspelled_variable(verb, monkeypatch):
+    monkeypatch.setenv("MOSAIC_GPU_NVDISAM", "/somewhere")
+    found = report(verb)[1]["environment"]
+    assert found["status"] == "problem" and "MOSAIC_GPU_NVDISAM means nothing" in found["detail"]
+    assert found["remedy"] == "write MOSAIC_GPU_NVDISASM"
+
+
+def test_a_variable_that_is_jaxs(verb, monkeypatch):
+    """JAX's own Mosaic GPU has variables of the same prefix, and sets some when it is imported."""
+    monkeypatch.setenv("MOSAIC_GPU_NVSHMEM_BC_PATH", "/somewhere")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    assert report(verb)[1]["environment"]["status"] == "ok"
+
+
+def test_the_whole_cache_is_looked_at(verb, tmp_path):
+    cubins = tmp_path / "cache" / "cubins"
+    cubins.mkdir(parents=True, mode=0o700)
+    for i in range(3):
+        (cubins / f"{i:064x}").write_bytes(bytes(1_000_000))
+    (cubins / "00.lock").touch()
+    (tmp_path / "cache").chmod(0o755)
+    found = report(verb)[1]["kernel cache"]
+    assert found["status"] == "ok" and "3 kernels, 3.0 MB (mode 755 cache, mode 700 cubins)" in found["detail"]
+    (tmp_path / "cache").chmod(0o777)
+    found = report(verb)[1]["kernel cache"]
+    assert found["status"] == "problem" and "others may replace what is in" in found["detail"]
+    assert found["remedy"] == f"chmod go-w {tmp_path / 'cache'}"
+
+
+def test_a_cache_that_cannot_be_written(verb, monkeypatch):
+    def full(dir):
+        raise OSError(28, "No space left on device", str(dir))
+
+    monkeypatch.setattr(checks.tempfile, "TemporaryFile", full)
+    found = report(verb)[1]["kernel cache"]
+    assert found["status"] == "problem" and "No space left" in found["detail"]

@@ -162,9 +162,9 @@ def test_the_shape_is_part_of_the_program():
     ("options", "error", "words"),
     [
         (dict(grid=(2,), grid_names=("a", "b")), ValueError, "has 1 axes, grid_names=.* has 2"),
-        (dict(grid=(-1,)), ValueError, "integers of at least 0"),
-        (dict(grid=(1.5,)), ValueError, "integers of at least 0"),
-        (dict(cluster=(0,), cluster_names=("c",)), ValueError, "integers of at least 1"),
+        (dict(grid=(-1,)), ValueError, r"grid\[0\]=-1 must be a whole number of at least 0"),
+        (dict(grid=(1.5,)), TypeError, r"grid\[0\] must be a whole number of at least 0, not 1.5"),
+        (dict(cluster=(0,), cluster_names=("c",)), ValueError, r"cluster\[0\]=0 must be a whole number of at least 1"),
         (dict(cluster=(2,)), ValueError, "needs cluster_names"),
         (dict(num_threads=2), ValueError, "num_threads and thread_name go together"),
         (dict(thread_name="wg"), ValueError, "num_threads and thread_name go together"),
@@ -187,7 +187,7 @@ def test_bad_options(options, error, words):
 @pytest.mark.parametrize(
     ("scratch", "error", "words"),
     [
-        (X, TypeError, r"scratch_types holds memory spaces such as SMEM"),
+        (X, TypeError, r"scratch_types must be a sequence or a mapping of memory spaces.*not ShapeDtypeStruct"),
         (plgpu.ACC((64, 64)), UnsupportedCall, "cannot hold ACC.*run_scoped"),
         (plgpu.GMEM((64, 64), F), UnsupportedCall, "cannot hold GMEM"),
     ],
@@ -212,8 +212,8 @@ def test_a_ref_is_no_argument():
     [
         (lambda: plgpu.SwizzleTransform(48), "32, 64 and 128 bytes"),
         (lambda: plgpu.Barrier(num_arrivals=0), "num_arrivals=0"),
-        (lambda: plgpu.Barrier(num_barriers=0), "at least one"),
-        (lambda: plgpu.NamedBarrier(num_warpgroups=9), "1 to 8 warpgroups"),
+        (lambda: plgpu.Barrier(num_barriers=0), "num_barriers=0 must be .* at least 1"),
+        (lambda: plgpu.NamedBarrier(num_warpgroups=9), "num_warpgroups=9 must be .* from 1 to 8"),
         (
             lambda: plgpu.GMEM((8,), F, transforms=[plgpu.SwizzleTransform(128)]),
             "describe shared memory; GMEM has none",
@@ -244,17 +244,17 @@ def test_memory_spaces_are_data():
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        (lambda x, s, b: plgpu.copy_gmem_to_smem(s, s, b), "source must be a GMEM Ref, not SMEM Ref"),
-        (lambda x, s, b: plgpu.copy_gmem_to_smem(x, x, b), "destination must be a SMEM Ref"),
-        (lambda x, s, b: plgpu.copy_gmem_to_smem(x, s, s), "barrier must be a BARRIER Ref"),
-        (lambda x, s, b: plgpu.copy_smem_to_gmem(s, x[...]), "destination must be a GMEM Ref, not an array"),
-        (lambda x, s, b: plgpu.barrier_wait(x), "takes a Barrier Ref, not GMEM Ref"),
-        (lambda x, s, b: plgpu.named_barrier_sync(b), "takes a NamedBarrier Ref, not BARRIER Ref"),
-        (lambda x, s, b: plgpu.wgmma(s, s, s), "accumulates into an ACC Ref"),
-        (lambda x, s, b: plgpu.load(x[...]), "load takes a Ref"),
-        (lambda x, s, b: plgpu.tcgen05_mma(s, s, s), "accumulates into a TMEM Ref"),
-        (lambda x, s, b: plgpu.async_load_tmem(s), "takes a TMEM Ref"),
-        (lambda x, s, b: plgpu.tcgen05_commit_arrive(s), "takes a Barrier Ref"),
+        (lambda x, s, b: plgpu.copy_gmem_to_smem(s, s, b), "src must be a GMEM Ref, not an SMEM Ref"),
+        (lambda x, s, b: plgpu.copy_gmem_to_smem(x, x, b), "dst must be an SMEM Ref, not a GMEM Ref"),
+        (lambda x, s, b: plgpu.copy_gmem_to_smem(x, s, s), "barrier must be a Barrier Ref, not an SMEM Ref"),
+        (lambda x, s, b: plgpu.copy_smem_to_gmem(s, x[...]), r"dst must be a GMEM Ref, not an array \(float32\[8\]\)"),
+        (lambda x, s, b: plgpu.barrier_wait(x), "barrier must be a Barrier Ref, not a GMEM Ref"),
+        (lambda x, s, b: plgpu.named_barrier_sync(b), "barrier must be a NamedBarrier Ref, not a Barrier Ref"),
+        (lambda x, s, b: plgpu.wgmma(s, s, s), "acc must be an ACC Ref .*run_scoped.* not an SMEM Ref"),
+        (lambda x, s, b: plgpu.load(x[...]), "ref must be an SMEM Ref or a GMEM Ref, not an array"),
+        (lambda x, s, b: plgpu.tcgen05_mma(s, s, s), "acc must be a TMEM Ref"),
+        (lambda x, s, b: plgpu.async_load_tmem(s), "src must be a TMEM Ref"),
+        (lambda x, s, b: plgpu.tcgen05_commit_arrive(s), "barrier must be a Barrier Ref"),
     ],
 )
 def test_the_wrong_kind_of_memory(use, words):

@@ -84,8 +84,8 @@ def test_what_a_single_warp_cannot_do(plan, array, use, words):
 @pytest.mark.parametrize(
     ("use", "error", "words"),
     [
-        (lambda x: plgpu.program_id(1), UnsupportedCall, r"program_id\(1\): the grid has 1 dimensions"),
-        (lambda x: plgpu.num_programs(-1), UnsupportedCall, r"num_programs\(-1\): the grid has 1 dimensions"),
+        (lambda x: plgpu.program_id(1), UnsupportedCall, r"program_id: axis=1, and the grid has 1 dimensions: \(2,\)"),
+        (lambda x: plgpu.num_programs(2), UnsupportedCall, r"num_programs: axis=2, and the grid has 1 dimensions"),
     ],
 )
 def test_axes_that_do_not_exist(plan, array, use, error, words):

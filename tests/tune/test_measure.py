@@ -40,9 +40,15 @@ def test_bad_shapes(text):
         Matmul.parse(text)
 
 
-@pytest.mark.parametrize("text", ["s128h6kv4", "s128h4kv0"])
+@pytest.mark.parametrize("text", ["s128h6kv4", "s128h4kv8"])
 def test_heads_that_cannot_be_shared(text):
     with pytest.raises(ValueError, match="query heads cannot share"):
+        Attention.parse(text)
+
+
+@pytest.mark.parametrize("text", ["s128h4kv0", "b0s1", "s2147483648"])
+def test_sizes_that_cannot_be(text):
+    with pytest.raises(ValueError, match=r"must be from 1 to 2\*\*31 - 1"):
         Attention.parse(text)
 
 

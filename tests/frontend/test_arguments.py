@@ -1,0 +1,386 @@
+"""Every argument of every public function, given what it is not: the error is of a class that callers expect and names it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.errors import MosaicGpuError, UnsupportedCall
+from mosaic_gpu.plan.build import build_plan
+
+F = jnp.float32
+S = jax.ShapeDtypeStruct((64, 64), F)
+TILE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+class Thing:
+    """Nothing that anyone could want."""
+
+    def __repr__(self) -> str:
+        return "Thing()"
+
+
+GARBAGE = [None, "x", -1, 1.5, Thing()]
+
+
+class Operand(str):
+    """Stands for a Ref or array of the kernel that calls the function."""
+
+    def of(self, have):
+        return have[str(self)]
+
+
+# Arguments that are right, by function; those of the second table are called in a kernel.
+OUTSIDE = {
+    plgpu.kernel: dict(
+        body=lambda *refs: None,
+        out_type=S,
+        scratch_types=[],
+        compiler_params=None,
+        grid=2,
+        grid_names="g",
+        cluster=(2,),
+        cluster_names=("c",),
+        num_threads=2,
+        thread_name="wg",
+        interpret=None,
+        name="n",
+        debug=False,
+    ),
+    plgpu.CompilerParams: dict(approx_math=False, strict_math=False, arch=None, strict=False),
+    plgpu.GMEM: dict(shape=(8, 64), dtype=F),
+    plgpu.SMEM: dict(shape=(8, 64), dtype=F, transforms=TILE),
+    plgpu.TMEM: dict(shape=(128, 64), dtype=F, packed=None, collective=None, layout=None),
+    plgpu.ACC: dict(shape=(64, 64), dtype=F),
+    plgpu.Barrier: dict(num_arrivals=1, num_barriers=1, orders_tensor_core=False),
+    plgpu.ClusterBarrier: dict(collective_axes="c", num_arrivals=1, num_barriers=1, orders_tensor_core=False),
+    plgpu.NamedBarrier: dict(num_warpgroups=1, num_barriers=1),
+    plgpu.TilingTransform: dict(tiling=(8, 64)),
+    plgpu.SwizzleTransform: dict(swizzle=128),
+    plgpu.ds: dict(start=0, size=3),
+    plgpu.cdiv: dict(a=1, b=2),
+    plgpu.div: dict(a=1, b=2),
+    plgpu.rem: dict(a=1, b=2),
+    plgpu.Layout.WGMMA.reduce: dict(axes=1),
+}
+INSIDE = {
+    "async_load_tmem": dict(src=Operand("tmem"), layout=None),
+    "barrier_arrive": dict(barrier=Operand("barrier")),
+    "barrier_wait": dict(barrier=Operand("barrier")),
+    "broadcasted_iota": dict(dtype=jnp.int32, shape=(64, 64), dimension=0, layout=None),
+    "copy_gmem_to_smem": dict(src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None),
+    "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True),
+    "dim_size": dict(ref=Operand("x"), axis=0),
+    "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
+    "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA),
+    "named_barrier_arrive": dict(barrier=Operand("named")),
+    "named_barrier_sync": dict(barrier=Operand("named")),
+    "num_programs": dict(axis=0),
+    "program_id": dict(axis=0),
+    "run_scoped": dict(f=lambda s: None, collective_axes="wg", s=plgpu.SMEM((8,), F)),
+    "set_max_registers": dict(n=40, action="decrease"),
+    "tcgen05_commit_arrive": dict(barrier=Operand("barrier")),
+    "tcgen05_mma": dict(
+        acc=Operand("tmem"), a=Operand("a"), b=Operand("b"), barrier=Operand("barrier"), accumulate=True
+    ),
+    "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
+    "warp_map": dict(f=lambda w: None),
+    "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b")),
+    "wgmma_wait": dict(n=0),
+    "when": dict(condition=True),
+    "when_any_in_warp": dict(condition=Operand("mask")),
+}
+NO_ARGUMENTS = {"commit_smem", "last_report", "wait_load_tmem"}
+# Elsewhere: classes of the simulator, and what takes any keyword.
+NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu"}
+# What looks like garbage and is none.  True: whatever it is given.
+RIGHT = {
+    ("kernel", "scratch_types"): [None],
+    ("kernel", "compiler_params"): [None],
+    ("kernel", "interpret"): [None],
+    ("kernel", "name"): [None, "x"],
+    ("kernel", "thread_name"): ["x"],
+    ("kernel", "grid_names"): ["x"],
+    ("kernel", "cluster_names"): ["x"],
+    ("CompilerParams", "arch"): [None],
+    ("TMEM", "packed"): [None],
+    ("TMEM", "collective"): [None],
+    ("TMEM", "layout"): [None],
+    ("ClusterBarrier", "collective_axes"): ["x"],
+    ("run_scoped", "collective_axes"): ["x"],
+    ("copy_gmem_to_smem", "collective_axes"): [None],
+    ("async_load_tmem", "layout"): [None],
+    ("broadcasted_iota", "layout"): [None],
+    ("load", "layout"): [None],
+    ("tcgen05_mma", "barrier"): [None],
+    ("dim_size", "axis"): [-1],
+    ("when", "condition"): [-1],
+    ("ds", "start"): [-1],
+    ("cdiv", "a"): [-1],
+    ("cdiv", "b"): [-1],
+    ("div", "a"): [-1, 1.5],
+    ("div", "b"): [-1, 1.5],
+    ("rem", "a"): [-1, 1.5],
+    ("rem", "b"): [-1, 1.5],
+}
+# The error says it in other words than the argument's name.
+WORDS = {
+    ("set_max_registers", "n", -1): r"set_max_registers\(-1\)",
+    ("copy_gmem_to_smem", "collective_axes", "x"): "'x' is not a cluster axis",
+    ("kernel", "thread_name", None): "num_threads and thread_name",
+}
+
+
+def name_of(f):
+    return {plgpu.GMEM: "GMEM", plgpu.SMEM: "SMEM", plgpu.TMEM: "TMEM"}.get(f) or f.__name__
+
+
+def call_inside(name, args):
+    """Trace and plan a kernel that calls the function."""
+    blackwell = name.startswith("tcgen05") or "tmem" in name
+
+    def body(x, o, s, a, b, barrier, named, tmem=None):
+        def scope(acc=None):
+            array = x[...]
+            have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc)
+            have |= dict(array=array, mask=array > 0)
+            given = {k: v.of(have) if isinstance(v, Operand) else v for k, v in args.items()}
+            if name == "run_scoped":
+                plgpu.run_scoped(given.pop("f"), **given)
+                return
+            result = getattr(plgpu, name)(**given)
+            if name.startswith("when"):
+                result(lambda: None)
+
+        scope() if blackwell else plgpu.run_scoped(scope, plgpu.ACC((64, 64)))
+
+    m = 128 if blackwell else 64
+    scratch = [plgpu.SMEM((64, 64), F), plgpu.SMEM((m, 64), jnp.bfloat16, transforms=TILE)]
+    scratch += [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILE), plgpu.Barrier()]
+    scratch += [plgpu.NamedBarrier(num_warpgroups=1)] + ([plgpu.TMEM((128, 64), F)] if blackwell else [])
+    k = plgpu.kernel(body, S, grid=2, num_threads=1, thread_name="wg", scratch_types=scratch)
+    build_plan(k.program(S), "sm_100a" if blackwell else "sm_90a")
+
+
+def call_outside(f, args):
+    made = f(**args)
+    if f is plgpu.kernel:
+        made.program(S)
+
+
+CALLS = {name_of(f): (functools.partial(call_outside, f), args) for f, args in OUTSIDE.items()}
+CALLS |= {name: (functools.partial(call_inside, name), args) for name, args in INSIDE.items()}
+
+
+def test_the_tables_have_every_function_and_argument():
+    assert set(CALLS) - {"reduce"} | NO_ARGUMENTS | NOT_HERE == set(plgpu.__all__)
+    older = {"out_shape", "scratch_shapes", "kernel_name"}
+    for name, (_, args) in CALLS.items():
+        f = plgpu.Layout.WGMMA.reduce if name == "reduce" else getattr(plgpu, name)
+        parameters = inspect.signature(f).parameters.values()
+        wanted = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        if name not in ("GMEM", "SMEM", "TMEM", "run_scoped"):  # which have arguments of one another, or any
+            assert set(args) == wanted - older, name
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_right(name):
+    call, args = CALLS[name]
+    call(args)
+
+
+@pytest.mark.parametrize("name, argument", [(name, a) for name, (_, args) in CALLS.items() for a in args])
+def test_garbage(name, argument):
+    call, args = CALLS[name]
+    for garbage in GARBAGE:
+        if garbage in RIGHT.get((name, argument), ()):
+            call({**args, argument: garbage} | ({"num_threads": 2} if argument == "thread_name" else {}))
+            continue
+        with pytest.raises(
+            (TypeError, ValueError, MosaicGpuError), match=WORDS.get((name, argument, garbage), argument)
+        ):
+            call({**args, argument: garbage})
+
+
+# ---- what a first user writes ---------------------------------------------------------------------------------------------
+X = jnp.ones(8)
+
+
+def copy(x, y, o, *, tile):
+    o[...] = x[...] + y[...]
+
+
+@pytest.mark.parametrize("arguments", [(), (X,), (X, X, X)])
+def test_a_wrong_number_of_inputs(arguments):
+    k = plgpu.kernel(copy, jax.ShapeDtypeStruct((8,), F), scratch_types={"tile": plgpu.SMEM(8, F)})
+    assert list(inspect.signature(k).parameters) == ["x", "y"]
+    given = ["no inputs", "1 input", "", "3 inputs"][len(arguments)]
+    words = (
+        rf"kernel copy\(x, y, o, tile\) gets {given}, 1 output \(out_type\) and 1 scratch buffer .*2 inputs \(x, y\)"
+    )
+    with pytest.raises(TypeError, match=words) as e:
+        k(*arguments)
+    assert f"{__file__}:{copy.__code__.co_firstlineno}" in str(e.value)
+
+
+def test_outputs_or_scratch_that_the_body_does_not_take():
+    with pytest.raises(
+        TypeError, match=r"gets 2 inputs, no outputs .* no scratch buffers .*change out_type or scratch_types"
+    ):
+        plgpu.kernel(copy)(X, X)
+
+
+def test_a_body_of_any_number_is_left_to_itself():
+    k = plgpu.kernel(lambda *refs: None, jax.ShapeDtypeStruct((8,), F))
+    assert len(k.program(X, X, X).inputs) == 4
+    assert "inputs" in inspect.signature(k).parameters
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda k: k(X, y=X), "inputs are given by position, not as y="),
+        (lambda k: k(X, "y"), "input 1 must be an array or a number, not 'y'"),
+        (lambda k: k(X, Thing()), r"input 1 must be an array or a number, not Thing\(\)"),
+        (lambda k: k.program(X, "y"), "input 1 must be an array or a number"),
+    ],
+)
+def test_inputs_that_are_none(call, words):
+    k = plgpu.kernel(lambda x, y, o: None, jax.ShapeDtypeStruct((8,), F))
+    with pytest.raises(TypeError, match=words):
+        call(k)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(scratch_types=plgpu.SMEM(8, F)), r"scratch_types must be a sequence .* not SMEM\(\(8,\), float32\)"),
+        (dict(scratch_types=[plgpu.Barrier(), 3]), "scratch_types must be .* not 3"),
+        (dict(out_type=(8,)), r"out_type must be jax.ShapeDtypeStruct\(shape, dtype\) or a tree of them, not 8"),
+        (dict(interpret="yes"), "interpret must be True, False, None or plgpu.SimulatorParams.*, not 'yes'"),
+        (dict(compiler_params={"approx_math": True}), "compiler_params must be plgpu.CompilerParams"),
+    ],
+)
+def test_options_of_another_kind(options, words):
+    with pytest.raises(TypeError, match=words):
+        plgpu.kernel(copy, **options)
+
+
+def test_one_axis_needs_no_tuple():
+    def body(o):
+        o[lax.axis_index("rows")] = 1.0
+
+    k = plgpu.kernel(body, jax.ShapeDtypeStruct((3,), F), grid=3, grid_names="rows")
+    p = k.program()
+    assert (p.grid, p.grid_names) == ((3,), ("rows",))
+    np.testing.assert_array_equal(np.asarray(k()), np.ones(3))
+
+
+@pytest.mark.parametrize("layout", ["WGMMA", "Layout.WGMMA"])
+def test_a_layout_as_text(layout):
+    for use in (lambda x: plgpu.load(x, layout=layout), lambda x: plgpu.layout_cast(x[...], layout)):
+        with pytest.raises(TypeError, match="layout must be a register layout, plgpu.Layout.WGMMA, not '"):
+            plgpu.kernel(lambda x, o, use=use: use(x) and None, S).program(S)
+
+
+def test_a_traced_number_where_it_must_be_known():
+    def body(x, o):
+        plgpu.wait_smem_to_gmem(x[0])
+
+    with pytest.raises(TypeError, match="n must be a whole number of at least 0 known when the kernel is traced"):
+        plgpu.kernel(body, S).program(jax.ShapeDtypeStruct((8,), jnp.int32))
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda: plgpu.program_id(0),
+        lambda: plgpu.broadcasted_iota(jnp.int32, (64, 64), 0),
+        lambda: plgpu.run_scoped(lambda acc: acc[...], plgpu.ACC((64, 64))),
+    ],
+)
+def test_an_operation_outside_of_a_kernel(jit, operation):
+    with pytest.raises(UnsupportedCall, match="is an operation of a kernel: call it in the body of a function"):
+        jit(operation)()
+
+
+@pytest.mark.parametrize("operation", [plgpu.commit_smem, lambda: plgpu.warp_map(lambda w: None)])
+def test_an_operation_without_result_outside_of_a_kernel(operation):
+    with pytest.raises(UnsupportedCall, match="is an operation of a kernel"):
+        operation()
+
+
+@pytest.mark.parametrize("a, b", [(7, 2), (-7, 2), (7, -2), (-7, -2), (0, 3)])
+def test_numbers_and_traced_numbers_divide_alike(a, b):
+    assert plgpu.div(a, b) == int(plgpu.div(jnp.int32(a), b))
+    assert plgpu.rem(a, b) == int(plgpu.rem(jnp.int32(a), b))
+
+
+# ---- bodies that JAX refuses in its own words -----------------------------------------------------------------------------
+def raised_by(body, out=S, **options):
+    with pytest.raises(Exception) as e:  # noqa: B017 - each test says which
+        plgpu.kernel(body, out, **options).program(S)
+    return e.value, str(e.value) + "".join(getattr(e.value, "__notes__", ()))
+
+
+def test_an_axis_that_the_kernel_has_not():
+    def body(x, o):
+        o[lax.axis_index("cols"), 0] = 1.0
+
+    error, text = raised_by(body, grid=2, grid_names="rows", num_threads=1, thread_name="wg")
+    assert isinstance(error, UnsupportedCall) and error.line.number == body.__code__.co_firstlineno + 1
+    assert "axis name: cols; the kernel body has rows, wg (grid_names, cluster_names, thread_name)" in text
+
+
+def test_an_if_on_a_traced_value():
+    def body(x, o):
+        if plgpu.program_id(0) == 0:
+            o[...] = x[...]
+
+    error, text = raised_by(body, grid=2)
+    assert isinstance(error, jax.errors.TracerBoolConversionError) and "@plgpu.when(condition)" in text
+
+
+def test_a_store_of_another_dtype():
+    def body(x, o):
+        o[...] = x[...]
+
+    error, text = raised_by(body, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
+    assert isinstance(error, ValueError) and "x.astype(ref.dtype)" in text
+
+
+def test_a_body_that_returns_its_result():
+    error, text = raised_by(lambda x, o: x[...])
+    assert isinstance(error, ValueError) and "stored to output Refs: o[...] = x" in text
+
+
+@pytest.mark.parametrize(
+    "use, words",
+    [
+        (lambda x: jnp.dot(x, x), "'dot_general' .* wgmma .*sm_90a"),
+        (lambda x: x.T, r"'transpose' .*ref.transpose\(\(1, 0\)\)"),
+    ],
+)
+def test_what_there_is_instead(use, words):
+    def body(x, o):
+        o[...] = use(x[...])
+
+    with pytest.raises(MosaicGpuError, match=words):
+        build_plan(plgpu.kernel(body, S).program(S), "sm_90a")
+
+
+def test_a_tile_that_does_not_divide_over_the_threads():
+    def body(x, o):
+        o[plgpu.ds(0, 10)] = x[plgpu.ds(0, 10)]
+
+    odd = jax.ShapeDtypeStruct((64, 10), F)
+    with pytest.raises(MosaicGpuError, match="multiple of 128 elements .*stick out of a GMEM array"):
+        build_plan(plgpu.kernel(body, odd).program(odd), "sm_90a")
