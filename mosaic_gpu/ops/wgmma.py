@@ -152,20 +152,20 @@ def wgmma_wait(n: int, *, after: Any = None) -> None:
     from ..frontend.primitives import bind
 
     n = arguments.whole("wgmma_wait", "n", n, 0, 63)
-    bind(wgmma_wait_p, *(() if after is None else (after,)), n=n)
+    bind(wgmma_wait_p, after, n=n)
 
 
 @wgmma_wait_p.abstract
-def _(*after: Any, n: int) -> Any:
-    if after and (after[0].space is not None or after[0].dtype != "float32"):
-        raise TypeError(f"wgmma_wait(after=): a float32 array, not {'a Ref' if after[0].space else after[0].dtype}")
+def _(after: Any = None, *, n: int) -> Any:
+    if after is not None and (after.space is not None or after.dtype != "float32"):
+        raise TypeError(f"wgmma_wait(after=): a float32 array, not {'a Ref' if after.space else after.dtype}")
     return ()
 
 
 @wgmma_wait_p.emit((SM90,))
 def _(out: Any, step: Any) -> None:
-    if step.equation.operands:
-        out.tie(step.equation.operands[0])
+    for after in step.equation.operands:
+        out.tie(after)
     out.line(f"wgmma_wait<{step.equation.param('n')}>();")
 
 
