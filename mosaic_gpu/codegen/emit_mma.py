@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ..errors import IllegalInstruction
 from ..layouts.operands import SharedOperand, descriptor_high, descriptor_low
 from ..ops.tcgen05 import Tcgen05Plan
 from ..ops.wgmma import KINDS, WgmmaPlan
@@ -89,8 +88,7 @@ class MmaEmitter(MemoryEmitter):
         place = o.start + Affine(self.plan.buffers[o.buffer].offset)
         # Counted in units here: from a shift of the whole ptxas makes an instruction more for every product.
         units = Affine(place.const // 16, tuple((v, f // 16) for v, f in place.terms))
-        if units * 16 != place:
-            raise IllegalInstruction(f"a product's operand starts at byte {place} of shared memory: 16 must divide it")
+        assert units * 16 == place, f"{o}: operands are refused unless they start at whole atoms of the swizzle"
         return f"smem_units + {self.affine(units)} + {descriptor_low(o):#x}u"
 
     # ---- tcgen05 --------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ INSIDE = {
     "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
     "warp_map": dict(f=lambda w: None),
     "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b")),
-    "wgmma_wait": dict(n=0),
+    "wgmma_wait": dict(n=0, after=Operand("array")),
     "when": dict(condition=True),
     "when_any_in_warp": dict(condition=Operand("mask")),
 }
@@ -102,6 +102,7 @@ NO_ARGUMENTS = {"commit_smem", "last_report", "wait_load_tmem"}
 NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu"}
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
+    ("wgmma_wait", "after"): [None, 1.5],
     ("kernel", "scratch_types"): [None],
     ("kernel", "compiler_params"): [None],
     ("kernel", "interpret"): [None],

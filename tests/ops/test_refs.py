@@ -243,8 +243,10 @@ def test_replicas_are_stored_once():
         o[...] = jnp.max(plgpu.load(x, layout=Layout.WGMMA), axis=1)
 
     plan = plan_of(body, jax.ShapeDtypeStruct((64,), F), x)
-    stores = lines(plan, "if (", "*(float*)(p1")
-    assert len(stores) == 2 and all("lane / 1 % 4 == 0" in s for s in stores)
+    (test,) = lines(plan, "float*", "= p1", "bool")
+    stores = lines(plan, "if (", "*(float*)(")
+    assert "lane / 1 % 4 == 0" in test and len(stores) == 2
+    assert all(test.split("bool ")[1].split(" ")[0] in s for s in stores)
     np.testing.assert_array_equal(simulate(plan, [x])[0], x.max(1))
 
 

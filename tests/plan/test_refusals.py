@@ -13,6 +13,7 @@ from mosaic_gpu.errors import (
     UnsupportedCall,
     UnsupportedPrimitive,
 )
+from mosaic_gpu.plan.build import build_plan
 
 F = jnp.float32
 
@@ -201,3 +202,11 @@ def test_grid_axes_beyond_the_launch_limits(plan):
 def test_an_unknown_architecture():
     with pytest.raises(ValueError, match=r"arch='sm_80'.*'sm_90a', 'sm_100a' or 'sm_103a'"):
         plgpu.CompilerParams(arch="sm_80")
+
+
+def test_extents_of_more_than_31_bits_are_refused() -> None:
+    """Lengths are 32-bit parameters of a kernel."""
+    kernel = plgpu.kernel(lambda x, o: o.__setitem__(0, x[0]), jax.ShapeDtypeStruct((1,), jnp.int8))
+    program = kernel.program(jax.ShapeDtypeStruct((2**31,), jnp.int8))
+    with pytest.raises(UnsupportedCall, match="32-bit numbers in a kernel"):
+        build_plan(program, "sm_90a")

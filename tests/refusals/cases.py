@@ -112,13 +112,8 @@ case(
 case("an unknown primitive", lambda a, b: b.__setitem__(..., lax.sort(a[...])), x(128), out=o(128))
 case("an input that is written", lambda a, b: a.__setitem__(..., b[...]), x(64, 64), out=o(64, 64))
 case("an axis that does not exist", lambda a, b: b.__setitem__(0, a[plgpu.program_id(1)]), x(8), out=o(8), **GRID)
-case(
-    "the extent of a buffer on the chip",
-    lambda a, b, s: b.__setitem__(0, a[plgpu.dim_size(s, 0)]),
-    x(8),
-    out=o(8),
-    scratch=[smem(8)],
-)
+
+case("an axis by a name that is none", lambda a, b: b.__setitem__(0, a[lax.axis_index("h")]), x(8), out=o(8), **GRID)
 
 
 # ---- register layouts ------------------------------------------------------------------------------------------
@@ -411,6 +406,12 @@ def tile_in_flight(c: Any, g: Any, t: Any) -> None:
     lax.while_loop(lambda carry: carry[0] < 8, step, (jnp.int32(0), plgpu.load(g, layout=WGMMA)))
 
 
+case(
+    "more elements than there is code for",
+    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)),
+    x(64, 4096),
+    out=o(64, 4096),
+)
 case("products that pile up", scoped(never_waits, plgpu.ACC((64, 64))), scratch=AB)
 case(
     "a tile that a product still reads",

@@ -373,10 +373,10 @@ for _kernel in ("attention", "attention_causal", "attention_registers"):
     _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, QREAD, Q)
     _("K is not waited for", "C15", delete("barrier_wait k_full*"), UNREAD, QK, K)
     _("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, PV, V)
-    _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, QK, K)
+    _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty#1)"), OVERRUN, QK, K)
     _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, PV, V)
     _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, QREAD, Q)
-    _("K's wait leaves out a refill", "C6", guard("when(barrier_wait k_empty)", 1), OVERRUN, QK, K, *STUCK)
+    _("K's wait leaves out a refill", "C6", guard("when(barrier_wait k_empty#1)", 1), OVERRUN, QK, K, *STUCK)
     _("the first lap waits, too", "C4", unguard("when(barrier_wait k_empty)"), DEADLOCK, *STUCK)
     _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem"), RACE, OWRITE, OSTORE)
     _("no wait for the last stores", "D8", delete("wait_smem_to_gmem#-1"), LEAK, OSTORE)
@@ -411,11 +411,9 @@ _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, "wgmma q
 _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, "wgmma q_tile*", Q)
 _("Q is never released", "J", delete("barrier_arrive q_empty*"), DEADLOCK, *STUCK)
 _("the first Q is not released", "J", guard("when(barrier_arrive q_empty)", 1), DEADLOCK, *STUCK)
-_("one release of Q is enough", "C8", barrier("q_empty", num_arrivals=1), OVERRUN, Q, "wgmma q_tile*", "barrier_arrive q_empty*",
-  "barrier_wait q_empty")
 _fine("attention_short", "K is refilled unasked", "E4: Q, which is refilled before K, is released with K",
   delete("when(barrier_wait k_empty)"))
-_("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, PV, V)
+_("V is refilled unasked", "C6", delete("when(barrier_wait v_empty#-1)"), OVERRUN, PV, V)
 _("V is released before its product has ended", "E4", advance(TOLD_V, "wgmma_wait"), RACE, V, PV)
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), OWRITE, OSTORE)
 

@@ -109,7 +109,7 @@ def attention_short() -> Any:
 @maker
 def attention_registers() -> Any:
     """Three compute warpgroups that keep Q in registers.  So few keys that only q_empty tells when Q may be refilled."""
-    registers = dict(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+    registers = dict(num_stages=3, compute_warpgroups=3, compute_registers=160, memory_registers=32)
     return _attention(576, 128, causal=False, output_tile=True, q_in_registers=True, **registers)
 
 
