@@ -25,6 +25,7 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
             "memory_registers": (memory,),
             "persistent": (False, True),
             "q_in_registers": (False, True),
+            "sum_by_product": (False, True),
         }
         for warpgroups, compute, memory in ((2, 240, 24), (3, 160, 32))
     ],

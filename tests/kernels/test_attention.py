@@ -81,6 +81,8 @@ def small(d, keys=64, stages=2, **options):
         (1, 130, 100, 1, 1, 64, BF, True, small(64, keys=128)),
         (1, 100, 300, 1, 1, 64, BF, True, small(64, keys=48)),
         (1, 500, 500, 1, 1, 128, BF, True, small(128, keys=176, output_tile=False)),  # wider than the tile is high
+        (2, 300, 333, 4, 2, 64, F16, True, small(64, keys=80, sum_by_product=True)),
+        (1, 200, 130, 1, 1, 128, BF, False, small(128, sum_by_product=True, q_in_registers=True)),
         (1, 128, 256, 4, 2, 128, BF, False, small(128)),
         (1, 128, 160, 1, 1, 128, F16, True, small(128, keys=32, stages=4)),
         (1, 128, 128, 1, 1, 256, BF, False, sm90.default_config(256)),
