@@ -26,8 +26,9 @@ def attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v.
 
-    q: (..., s, h, d); k, v: (..., t, h_kv, d) of the same dtype, float16 or bfloat16; d 64, 128 or 256; h a multiple of h_kv
-    (grouped heads); any s and t; any number of equal leading batch dimensions.
+    q: (..., s, h, d); k: (..., t, h_kv, d); v: (..., t, h_kv, dv); returns (..., s, h, dv).  All of one dtype, float16 or
+    bfloat16; d and dv multiples of 16 up to 256; h a multiple of h_kv (grouped heads); any s and t; any number of equal
+    leading batch dimensions.
     causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.
@@ -40,10 +41,10 @@ def attention(
     t, h_kv = k.shape[-3:-1]
     scale = d**-0.5 if scale is None else float(scale)
     if 0 in q.shape or t == 0:
-        out = jnp.zeros(q.shape, q.dtype)
+        out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
         return (out, jnp.full((*batch, h, s), -jnp.inf, jnp.float32)) if return_lse else out
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    config = config or choose_config(q, k, causal)
+    config = config or choose_config(q, k, v, causal)
     arch = default_arch()
     if isinstance(config, sm90.AttentionConfig):
         _match(config, arch, "sm_90")
@@ -55,25 +56,25 @@ def attention(
         )
     else:
         raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
-    out = results[0].reshape(*batch, s, h, d)
+    out = results[0].reshape(*batch, s, h, v.shape[-1])
     return (out, results[1].reshape(*batch, h, s)) if return_lse else out
 
 
-def choose_config(q: jax.Array, k: jax.Array, causal: bool) -> AttentionConfig:
+def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> AttentionConfig:
     """The tuned config for this device and call if there is one, else the generation's default.
 
     Raises CacheInvalid if what the cache holds is no config of today's kernel.
     """
     arch = default_arch()
     blackwell = arch is not None and arch.startswith("sm_10")
-    found = lookup("attention", tuning_key(q.shape, k.shape, str(q.dtype), causal))
+    found = lookup("attention", tuning_key(q.shape, v.shape, str(q.dtype), causal))
     if found is None:
-        return Sm100Config() if blackwell else sm90.default_config(q.shape[-1])
+        return Sm100Config() if blackwell else sm90.default_config(q.shape[-1], v.shape[-1])
     try:
         if blackwell:
             return Sm100Config.from_json(found)
         config = sm90.AttentionConfig.from_json(found)
-        config.check(q.shape[-1])
+        config.check(q.shape[-1], v.shape[-1])
         return config
     except (TypeError, ValueError) as error:
         raise CacheInvalid(
@@ -81,13 +82,14 @@ def choose_config(q: jax.Array, k: jax.Array, causal: bool) -> AttentionConfig:
         ) from error
 
 
-def tuning_key(q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: str, causal: bool) -> str:
-    """What a tuned config depends on: head dim, dtype, mask, and the lengths by powers of two; not batch and heads."""
+def tuning_key(q_shape: tuple[int, ...], v_shape: tuple[int, ...], dtype: str, causal: bool) -> str:
+    """What a tuned config depends on: head dims, dtype, mask, and the lengths by powers of two; not batch and heads."""
 
     def bucket(n: int) -> int:
         return 1 << max(n - 1, 0).bit_length()
 
-    return f"d{q_shape[-1]} {dtype} {'causal' if causal else 'full'} s{bucket(q_shape[-3])} t{bucket(k_shape[-3])}"
+    dims = f"d{q_shape[-1]}" + (f"/{v_shape[-1]}" if v_shape[-1] != q_shape[-1] else "")
+    return f"{dims} {dtype} {'causal' if causal else 'full'} s{bucket(q_shape[-3])} t{bucket(v_shape[-3])}"
 
 
 def _match(config: AttentionConfig, arch: str | None, prefix: str) -> None:
@@ -104,14 +106,15 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> Non
             raise UnsupportedCall(f"attention: {name} has shape {x.shape}; it takes (..., length, heads, head dim)")
     if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
         raise UnsupportedCall(f"attention of q {q.dtype}, k {k.dtype}, v {v.dtype}: all float16 or all bfloat16")
-    if k.shape != v.shape or q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
+    if k.shape[:-1] != v.shape[:-1] or q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
         raise UnsupportedCall(
-            f"attention: q {q.shape}, k {k.shape}, v {v.shape}: k and v must be alike, and share batch dimensions "
-            "and head dim with q"
+            f"attention: q {q.shape}, k {k.shape}, v {v.shape}: k and v must be alike but for the head dim, and share batch "
+            "dimensions, k also its head dim with q"
         )
-    if q.shape[-1] not in sm90.HEAD_DIMS:
+    if not {q.shape[-1], v.shape[-1]} <= set(sm90.HEAD_DIMS):
         raise UnsupportedCall(
-            f"attention: head dim {q.shape[-1]}; this version has {sm90.HEAD_DIMS}; pad q, k and v with zeros and pass scale"
+            f"attention: head dims {q.shape[-1]} and {v.shape[-1]}; this version has multiples of {sm90.HEAD_DIMS.step} from "
+            f"{sm90.HEAD_DIMS[0]} to {sm90.HEAD_DIMS[-1]}; pad q, k and v with zeros and pass scale"
         )
     h, h_kv = q.shape[-2], k.shape[-2]
     if h_kv == 0 or h % h_kv:

@@ -20,7 +20,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention_config import HEAD_DIMS as HEAD_DIMS
-from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig
+from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig, chunk
 from mosaic_gpu.kernels.sm90.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm90.schedule import tile_table
 from mosaic_gpu.runtime.device import multiprocessors
@@ -34,14 +34,15 @@ def attention(
 ) -> tuple[jax.Array, ...]:
     """The kernel itself, for arrays that the dispatcher has checked.
 
-    q: (b, s, h, d); k, v: (b, t, h_kv, d); returns (b, s, h, d) and, if asked for, the LSE, (b, h, s) float32.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); returns (b, s, h, dv) and, if asked for, the LSE, (b, h, s)
+    float32.
     """
     b, s, h, d = q.shape
-    config.check(d)
+    config.check(d, v.shape[3])
     tiles = b * h * plgpu.cdiv(s, config.rows)
     blocks = min(tiles, multiprocessors()) if config.persistent else tiles
-    table = tile_table(b, h, k.shape[2], s, k.shape[1], d, config.rows, config.block_kv, causal, blocks)
-    kernel = _kernel(b, s, h, d, blocks, jnp.dtype(q.dtype), config, causal, scale, return_lse)
+    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + v.shape[3], config.rows, config.block_kv, causal, blocks)
+    kernel = _kernel(b, s, h, d, v.shape[3], blocks, jnp.dtype(q.dtype), config, causal, scale, return_lse)
     return tuple(kernel(table, q, k, v))
 
 
@@ -51,6 +52,7 @@ def _kernel(
     s: int,
     h: int,
     d: int,
+    dv: int,
     blocks: int,
     dtype: Any,
     c: AttentionConfig,
@@ -59,8 +61,8 @@ def _kernel(
     return_lse: bool,
 ) -> Any:
     keys, stages, computes = c.block_kv, c.num_stages, c.compute_warpgroups
-    output_tile = c.has_output_tile(d)
-    wide = d + ONES if c.sum_by_product else d  # columns of the accumulator
+    output_tile = c.has_output_tile(d, dv)
+    wide = dv + ONES if c.sum_by_product else dv  # columns of the accumulator
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
 
     def key_blocks(k: Any, tile: Any) -> Any:
@@ -82,7 +84,7 @@ def _kernel(
             batch, head, needed = table[turn, block, 0], table[turn, block, 1], key_blocks(k, tile)
             kv_head = plgpu.div(head, heads_per_kv)
 
-            def refill(x: Any, x_tile: Any, full: Any, empty: Any, i: Any) -> None:
+            def refill(x: Any, x_tile: Any, columns: int, full: Any, empty: Any, i: Any) -> None:
                 slot = plgpu.rem(before + i, stages)
                 some_keys = plgpu.ds((needed - 1 - i) * keys, keys)
 
@@ -90,14 +92,14 @@ def _kernel(
                 def _() -> None:
                     plgpu.barrier_wait(empty.at[slot])
 
-                place = x_tile.at[slot, :, plgpu.ds(0, d)]
+                place = x_tile.at[slot, :, plgpu.ds(0, columns)]
                 plgpu.copy_gmem_to_smem(x.at[batch, some_keys, kv_head], place, full.at[slot])
 
             def load_k(i: Any) -> None:
-                refill(k, k_tile, k_full, k_empty, i)
+                refill(k, k_tile, d, k_full, k_empty, i)
 
             def load_v(i: Any) -> None:
-                refill(v, v_tile, v_full, v_empty, i)
+                refill(v, v_tile, dv, v_full, v_empty, i)
 
             load_k(0)
             for w in range(computes):
@@ -161,7 +163,7 @@ def _kernel(
             def _() -> None:
                 ones = plgpu.layout_cast(jnp.ones((keys, ONES), dtype), plgpu.Layout.WG_STRIDED)
                 for slot in range(stages):
-                    v_tile[slot, :, d:wide] = ones
+                    v_tile[slot, :, dv:wide] = ones
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(ones_written)
 
@@ -244,8 +246,8 @@ def _kernel(
             rows = plgpu.ds(tile * c.rows + wg * ROWS, ROWS)
             values = acc[...]
             if total is None:
-                total = jnp.max(lax.slice_in_dim(values, d, wide, axis=1), axis=1)  # of equals
-                values = lax.slice_in_dim(values, 0, d, axis=1)
+                total = jnp.max(lax.slice_in_dim(values, dv, wide, axis=1), axis=1)  # of equals
+                values = lax.slice_in_dim(values, 0, dv, axis=1)
             o = (values * jnp.where(total > 0, 1 / total, 0.0)[:, None]).astype(dtype)
             if output_tile:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left
@@ -365,21 +367,23 @@ def _kernel(
         def _() -> None:
             compute(wg, table, k, out, lse, tiles, o_tile, barriers, turns, ones_written)
 
-    def tile(rows: int) -> tuple[Any, Any]:
-        return plgpu.TilingTransform((rows, 64)), plgpu.SwizzleTransform(128)
+    def tiles_of(count: int, rows: int, columns: int, extra: int = 0) -> Any:
+        """Tiles of (rows, columns + extra) as the tensor cores read them, in chunks of columns."""
+        n = chunk(columns)
+        transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
+        return plgpu.SMEM((count, rows, columns + extra), dtype, transforms=transforms)
 
     full, empty = plgpu.Barrier(num_barriers=stages), plgpu.Barrier(num_arrivals=computes, num_barriers=stages)
-    q_type = plgpu.SMEM((computes, ROWS, d), dtype, transforms=tile(ROWS))
-    k_type = plgpu.SMEM((stages, keys, d), dtype, transforms=tile(keys))
-    v_type = plgpu.SMEM((stages, keys, d + 64 if c.sum_by_product else d), dtype, transforms=tile(keys))  # whole tiles
+    q_type, k_type = tiles_of(computes, ROWS, d), tiles_of(stages, keys, d)
+    v_type = tiles_of(stages, keys, dv, chunk(dv) if c.sum_by_product else 0)
     q_full, q_empty = plgpu.Barrier(num_barriers=computes), plgpu.Barrier(num_barriers=computes)
     turns = plgpu.NamedBarrier(num_warpgroups=2, num_barriers=computes)
-    out_type = [jax.ShapeDtypeStruct((b, s, h, d), dtype)]
+    out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
     return plgpu.kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[q_type, k_type, v_type, q_full, q_empty, full, empty, full, empty, turns]
-        + ([q_type] if output_tile else [])
+        + ([tiles_of(computes, ROWS, dv)] if output_tile else [])
         + ([plgpu.Barrier()] if c.sum_by_product else []),
         grid=(blocks,),
         grid_names=("block",),

@@ -22,7 +22,7 @@ def tile_table(
     kv_heads: int,
     queries: int,
     keys: int,
-    head_dim: int,
+    head_dims: int,
     rows: int,
     block: int,
     causal: bool,
@@ -30,7 +30,7 @@ def tile_table(
 ) -> np.ndarray:
     """int32 [turn, block, 3]: (batch, head, query tile) of each turn of each of `blocks` thread blocks; tile -1 ends a list.
 
-    rows: query rows of a tile; block: keys of a key block.
+    head_dims: of K and V together; rows: query rows of a tile; block: keys of a key block.
     """
     tiles = -(-queries // rows)
     all_blocks = -(-keys // block)
@@ -39,7 +39,7 @@ def tile_table(
     ]
     pairs = [(b, h) for b in range(batch) for h in range(heads)]
     best: tuple[float, list[list[tuple[int, int, int]]]] | None = None
-    for group in _groups(len(pairs), heads // kv_heads, keys * head_dim * 4, causal):
+    for group in _groups(len(pairs), heads // kv_heads, keys * head_dims * 2, causal):
         free = [(0.0, i) for i in range(blocks)]
         lists: list[list[tuple[int, int, int]]] = [[] for _ in free]
         for first in range(0, len(pairs), group):

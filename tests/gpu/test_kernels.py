@@ -135,6 +135,16 @@ def test_every_option_of_attention(d: int, fields: dict[str, Any], causal: bool)
     np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize(
+    "d,dv", ((16, 16), (32, 32), (80, 80), (96, 96), (192, 128), (64, 128), (160, 160), (240, 240))
+)
+def test_head_dims_of_attention(d: int, dv: int, causal: bool) -> None:
+    q, k, v = (random(2, n, h, m, dtype=jnp.bfloat16) for n, h, m in ((777, 8, d), (901, 2, d), (901, 2, dv)))
+    out = poisoned(functools.partial(attention, causal=causal), q, k, v)
+    assert reference.relative_error(out, reference.attention(q, k, v, causal=causal)[0]) <= 5e-3
+
+
 MATMULS = [
     {"num_stages": 3},
     {"persistent": True},

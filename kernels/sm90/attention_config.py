@@ -1,0 +1,133 @@
+"""How the Hopper attention forward kernel can be built, what that takes, and what is the default."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.kernels.config import Config
+
+HEAD_DIMS = range(16, 257, 16)
+ROWS = 64  # query rows of a compute warpgroup
+SHARED_LIMIT = 232_448  # bytes
+ONES = 8  # columns that sum the rows of P: the fewest by which a product can be wider
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """How the kernel is built.
+
+    block_kv: keys of a block, a multiple of 16 up to 256.  num_stages: blocks of K, and of V, in flight.
+    compute_warpgroups: 2 or 3, of 64 query rows each.  compute_registers, memory_registers: per thread; in sum over the
+    warpgroups at most what the block is launched with, 504 for three and 512 for four.
+    take_turns: the compute warpgroups alternate on the tensor cores.
+    rescale_threshold: powers of two by which a row's maximum may grow before the output is rescaled; 0 rescales always.
+    persistent: one thread block per multiprocessor walks a list of tiles; else one block per tile.
+    output_tile: the output leaves through shared memory and TMA; else straight from the registers; None: if it fits.
+    q_in_registers: Q is read from shared memory once a tile instead of by every product.
+    sum_by_product: eight columns of ones beside V make the tensor cores add up the rows of P; else the softmax does.
+    """
+
+    generation: ClassVar[str] = "sm90"
+    kernel: ClassVar[str] = "attention"
+    block_kv: int = 128
+    num_stages: int = 2
+    compute_warpgroups: int = 2
+    compute_registers: int = 240
+    memory_registers: int = 24
+    take_turns: bool = True
+    rescale_threshold: float = 8.0
+    persistent: bool = True
+    output_tile: bool | None = None
+    q_in_registers: bool = False
+    sum_by_product: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_kv % 16 or not 16 <= self.block_kv <= 256:
+            raise ValueError(f"block_kv={self.block_kv}: a multiple of 16 from 16 to 256")
+        if self.num_stages < 1:
+            raise ValueError(f"num_stages={self.num_stages}: at least 1")
+        if self.compute_warpgroups not in (2, 3):
+            raise ValueError(f"compute_warpgroups={self.compute_warpgroups}: 2 or 3")
+        total = self.compute_warpgroups * self.compute_registers + self.memory_registers
+        pool = {2: 504, 3: 512}[self.compute_warpgroups]
+        if total > pool:
+            raise ValueError(
+                f"{self.compute_warpgroups} x {self.compute_registers} + {self.memory_registers} = {total} registers; "
+                f"the pool of {self.compute_warpgroups + 1} warpgroups has {pool}"
+            )
+        for n in (self.compute_registers, self.memory_registers):
+            if n % 8 or not 24 <= n <= 240:
+                raise ValueError(f"{n} registers: a multiple of 8 from 24 to 240")
+        if not 0 <= self.rescale_threshold <= 8:
+            raise ValueError(f"rescale_threshold={self.rescale_threshold}: 0 to 8, so that P stays below 2^8")
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a tile."""
+        return ROWS * self.compute_warpgroups
+
+    def has_output_tile(self, head_dim: int, value_dim: int | None = None) -> bool:
+        """Whether the output leaves through shared memory."""
+        fits = self._bytes(head_dim, value_dim or head_dim, True) <= SHARED_LIMIT
+        return fits if self.output_tile is None else self.output_tile
+
+    def shared_bytes(self, head_dim: int, value_dim: int | None = None) -> int:
+        """Bytes of shared memory (16-bit operands)."""
+        return self._bytes(head_dim, value_dim or head_dim, self.has_output_tile(head_dim, value_dim))
+
+    def _bytes(self, head_dim: int, value_dim: int, output_tile: bool) -> int:
+        ones = chunk(value_dim) if self.sum_by_product else 0
+        keys = self.num_stages * self.block_kv * (head_dim + value_dim + ones)
+        barriers = 2 * self.compute_warpgroups + 4 * self.num_stages + self.sum_by_product
+        return 2 * (self.rows * (head_dim + (value_dim if output_tile else 0)) + keys) + 8 * barriers
+
+    def registers_needed(self, head_dim: int, value_dim: int | None = None) -> int:
+        """An estimate of a compute thread's registers: scores, output, P and what surrounds them."""
+        q = head_dim // 4 if self.q_in_registers else 0
+        return 24 + self.block_kv // 2 + (value_dim or head_dim) // 2 + self.block_kv // 4 + q
+
+    def check(self, head_dim: int, value_dim: int | None = None) -> None:
+        """Raise UnsupportedCall for head dims there is no kernel for, ResourceExceeded if they do not fit.
+
+        head_dim: of Q and K; value_dim: of V and the output, None if it is the same.
+        """
+        value_dim = value_dim or head_dim
+        for d in (head_dim, value_dim):
+            if d not in HEAD_DIMS:
+                raise UnsupportedCall(
+                    f"head dim {d}: this kernel has multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; "
+                    "pad with zeros and pass scale"
+                )
+        dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"
+        if self.sum_by_product and value_dim + ONES > 256:
+            raise UnsupportedCall(f"sum_by_product at head dim {dims}: a product has at most 256 columns; leave it out")
+        if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
+            raise ResourceExceeded(
+                f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {dims} take "
+                f"{self.shared_bytes(head_dim, value_dim)} bytes of shared memory (Q {2 * self.rows * head_dim}, K and V "
+                f"{2 * self.num_stages * self.block_kv * (head_dim + value_dim)}); a block has {SHARED_LIMIT}"
+            )
+        if self.registers_needed(head_dim, value_dim) > self.compute_registers:
+            raise ResourceExceeded(
+                f"block_kv={self.block_kv} at head dim {dims} needs about {self.registers_needed(head_dim, value_dim)} "
+                f"registers, compute_registers is {self.compute_registers}"
+            )
+
+
+def chunk(columns: int) -> int:
+    """16-bit columns that lie together in shared memory: as many as a swizzle takes, up to 64, that divide all of them."""
+    return next(n for n in (64, 32, 16) if columns % n == 0)
+
+
+def default_config(head_dim: int, value_dim: int | None = None) -> AttentionConfig:
+    """What runs when nothing was tuned: at head dims 64, 128 and 256 measured to be right and fast (docs/performance.md)."""
+    widest = max(head_dim, value_dim or head_dim)
+    if widest <= 64:
+        return AttentionConfig(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+    if widest <= 128:
+        return AttentionConfig(q_in_registers=True)
+    if widest <= 192 and (value_dim or head_dim) <= 128:
+        return AttentionConfig()
+    return AttentionConfig(block_kv=64)
