@@ -417,4 +417,13 @@ _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty#-1)"), OVERRU
 _("V is released before its product has ended", "E4", advance(TOLD_V, "wgmma_wait"), RACE, V, PV)
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), OWRITE, OSTORE)
 
+
+_ = _of("attention_ones")
+ONES, PRODUCT = "swap v_tile*", "wgmma v_tile*"
+_("the ones are not committed", "B4", delete("commit_smem#0"), RACE, ONES, PRODUCT)
+_("the ones are not waited for", "C15", delete("barrier_wait ones"), UNREAD, ONES, PRODUCT)
+_("a slot has no ones", "B2", delete("swap v_tile#1"), UNREAD, PRODUCT)
+_("nobody tells of the ones", "J", delete("barrier_arrive ones"), DEADLOCK, "barrier_wait ones", *STUCK[:-1])
+_("both warpgroups must tell of the ones", "C8", barrier("ones", num_arrivals=2), DEADLOCK, "barrier_wait ones", *STUCK[:-1])
+
 # fmt: on

@@ -12,9 +12,11 @@ _LAST_TILE = "the last tile's release, for which nobody waits"
 _FIRST_TILE = "tile 0 comes first, so the next one is never 0"
 _END = "D8: at the kernel's end the tile must have been read; the writes are done when the grid is"
 _V_COVERS_K = (
-    "E4: before this K is refilled the producer waits for the V before, which is released when both have ended; for the "
-    "scores the planner waits itself"
+    "E4: before this K is refilled the producer waits for a V that is released when both have ended; for the scores the "
+    "planner waits itself"
 )
+_COUNTS = "no load here has the count that makes the difference: a tile has more key blocks"
+_LATER = "C6: it waits for another slot, which is released later"
 _TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
 _OTHER_TURN = "G1: the three take turns in another order, or another one gives the start"
 
@@ -47,9 +49,13 @@ EQUIVALENT: dict[str, str] = {
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
                 "delete barrier_arrive v_empty#1": _LAST,
-                "delete wgmma_wait#4": _V_COVERS_K,
-                "wgmma_wait#4: n 1 -> 2": _V_COVERS_K,
                 "turns: num_warpgroups 2 -> 1": _TURNS,
+                **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
+                **{
+                    f"when(barrier_wait {b}): ge 2 -> ge {n}": _COUNTS
+                    for b in ("k_empty#0", "v_empty#1")
+                    for n in (1, 3)
+                },
             },
             "attention_causal": {
                 "wait_smem_to_gmem#2: wait_read_only -> True": _END,
@@ -59,14 +65,17 @@ EQUIVALENT: dict[str, str] = {
                 "delete barrier_arrive q_empty#1": _LAST_TILE,
                 "when(barrier_arrive q_empty#3): eq 1 -> eq 0": _NOT_RUN,
                 "delete barrier_arrive q_empty#3": _NOT_RUN,
-                "delete wgmma_wait#1": _V_COVERS_K,
-                "wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
                 "delete wgmma_wait#5": _LAST,
                 "wgmma_wait#5: n 0 -> 1": _LAST,
                 "delete barrier_arrive v_empty#2": _LAST,
-                "delete wgmma_wait#6": _V_COVERS_K,
-                "wgmma_wait#6: n 1 -> 2": _V_COVERS_K,
                 "turns: num_warpgroups 2 -> 1": _TURNS,
+                **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 3)},
+                "barrier_arrive q_empty#1: slot of q_empty +1": _LAST_TILE,
+                **{
+                    f"when(barrier_wait {b}): ge 2 -> ge {n}": _COUNTS
+                    for b in ("k_empty#0", "v_empty#1")
+                    for n in (1, 3)
+                },
             },
             "attention_registers": {
                 "wait_smem_to_gmem#2: wait_read_only -> True": _END,
@@ -76,11 +85,31 @@ EQUIVALENT: dict[str, str] = {
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
                 "delete barrier_arrive v_empty#1": _LAST,
-                "delete wgmma_wait#4": _V_COVERS_K,
-                "wgmma_wait#4: n 1 -> 2": _V_COVERS_K,
                 "when(named_barrier_arrive turns#0): eq 2 -> eq 1": _OTHER_TURN,
                 **{f"named_barrier_arrive turns#{i}: slot of turns +1": _OTHER_TURN for i in range(4)},
                 "turns: num_warpgroups 2 -> 1": _TURNS,
+                **{f"barrier_wait {x}_empty#{i}: slot of {x}_empty -1": _LATER for x in "kv" for i in (0, 1)},
+                "delete barrier_wait k_empty#0": _V_COVERS_K,
+                "wgmma acc v_tile#1: slot of v_tile +1": "the same keys, loaded for the tile before; nothing refills them",
+                **{
+                    f"when(barrier_wait {x}_empty#{i}): ge 3 -> ge {n}": _COUNTS
+                    for x in "kv"
+                    for i, n in ((0, 4), (1, 2))
+                },
+            },
+            "attention_ones": {
+                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "delete wgmma_wait#3": _LAST,
+                "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete barrier_arrive v_empty#1": _LAST,
+                **{f"delete barrier_arrive q_empty#{i}": _NOT_RUN for i in (0, 2)},
+                **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
+                **{f"when(barrier_arrive q_empty#{i}): eq 1 -> eq {n}": _NOT_RUN for i in (0, 2) for n in (0, 2)},
+                **{f"when(barrier_wait k_empty#0): ge 2 -> ge {n}": _COUNTS for n in (1, 3)},
+                "when(barrier_wait v_empty#0): ge 2 -> ge 3": _COUNTS,
+                "when(barrier_wait v_empty#1): ge 2 -> ge 1": _COUNTS,
+                "when(barrier_arrive ones): eq 0 -> eq 1": "the other warpgroup writes the ones",
             },
         }.items()
         for what, why in changes.items()
@@ -109,10 +138,9 @@ VALUE: dict[str, str] = {
     "sm100_staged: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     "attention: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
     "attention_causal: wgmma acc v_tile#2: slot of v_tile +1": _LAST_V,
-    "attention_registers: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
-    **{f"attention: wgmma s_acc q_tile k_tile#{i}: slot of q_tile +1": _OTHER_Q for i in range(3)},
-    **{f"attention_causal: wgmma s_acc q_tile k_tile#{i}: slot of q_tile +1": _OTHER_Q for i in range(4)},
-    **{f"attention_registers: load#{i}: slot of q_tile {by:+d}": _OTHER_Q for i in range(2) for by in (1, -1)},
+    "attention_registers: wgmma acc v_tile#1: slot of v_tile -1": _LAST_V,
+    "attention_causal: wgmma s_acc q_tile k_tile#1: slot of q_tile +1": _OTHER_Q,
+    "attention_ones: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
 }
 
 # Defects that the simulator does not report as it should, with the rule that should catch them.

@@ -26,7 +26,7 @@ ATTENTION_NAMES = {
     for i, name in enumerate(
         (
             *("q_tile", "k_tile", "v_tile"),
-            *("q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty", "turns", "o_tile"),
+            *("q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty", "turns", "o_tile", "ones"),
         )
     )
 }
@@ -111,6 +111,12 @@ def attention_registers() -> Any:
     """Three compute warpgroups that keep Q in registers.  So few keys that only q_empty tells when Q may be refilled."""
     registers = dict(num_stages=3, compute_warpgroups=3, compute_registers=160, memory_registers=32)
     return _attention(576, 128, causal=False, output_tile=True, q_in_registers=True, **registers)
+
+
+@maker
+def attention_ones() -> Any:
+    """The products sum the rows of P by columns of ones that a warpgroup wrote for all; no turns, which would order that, too."""
+    return _attention(384, 192, causal=False, output_tile=True, sum_by_product=True, take_turns=False)
 
 
 NAMES = tuple(MAKERS)

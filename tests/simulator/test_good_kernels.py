@@ -120,6 +120,9 @@ VARIANTS: dict[str, Callable[[], Call]] = {
     "no_output_tile": lambda: attention(False, output_tile=False),
     "256": lambda: attention(True, 256, 70, 70),
     "one_key": lambda: attention(False, s=64, t=1),
+    "ones": lambda: attention(True, sum_by_product=True),
+    "persistent_ones": lambda: persistent(s=400, q_in_registers=True, sum_by_product=True, **REGISTERS),
+    "96": lambda: attention(True, 96, 70, 70),
 }
 
 
