@@ -102,7 +102,9 @@ class AttentionConfig(Config):
                 )
         dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"
         if self.sum_by_product and value_dim + ONES > 256:
-            raise UnsupportedCall(f"sum_by_product at head dim {dims}: a product has at most 256 columns; leave it out")
+            raise ResourceExceeded(
+                f"sum_by_product at head dim {dims}: a product has at most 256 columns; leave it out"
+            )
         if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
             raise ResourceExceeded(
                 f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {dims} take "

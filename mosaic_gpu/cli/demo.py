@@ -68,7 +68,7 @@ def run_demo(step: Any, seed: int | None, shape: str | None, fields: dict[str, A
         with refused_for("--config"):
             config = config_from("attention", generation_of(target), fields)
     else:
-        config = dispatcher.choose_config(*inputs[:2], True)
+        config = dispatcher.choose_config(*inputs[:3], True)
     call = functools.partial(dispatcher.attention, causal=True, config=config)
 
     out: Any

@@ -156,7 +156,8 @@ def _define(row: Row) -> None:
         if dtype.itemsize == 2 and dtype.kind not in "iub":  # 16-bit floats: computed in float32, rounded once
             args = [a.astype(np.float32) if a.dtype == dtype else a for a in args]
         with np.errstate(all="ignore"):
-            sim.write(e.results[0], np.asarray(row.numpy(*args)).astype(dtype))
+            fused = sim.contracted(args)
+            sim.write(e.results[0], np.asarray(row.numpy(*args)).astype(dtype) if fused is None else fused)
 
 
 for _row in ROWS:

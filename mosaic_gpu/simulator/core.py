@@ -6,7 +6,7 @@ A value is a whole logical array per warpgroup: how its elements spread over reg
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..ops.elementwise import numpy_dtype
 from ..ops.registry import OPS
 from ..plan.model import Role, Step
 from ..program import Affine, Literal, Operand, Value
+from .contraction import Factors, contract
 from .endless import Loop, check_steps
 from .memory import Array
 from .scheduler import Steps, Task
@@ -44,6 +45,7 @@ class Core:
         self.block, self.role, self.warpgroup, self.warp = block, role, warpgroup, warp
         self.plan, self.program = block.plan, block.plan.program
         self.env: dict[int, Array] = dict(parent.env) if parent else {}
+        self.factors: Factors = {}
         self.hazards: Hazards | None = None
         self.step: Step | None = None
         self.children: list[Task] = []
@@ -97,6 +99,12 @@ class Core:
             return literal(operand)
         assert isinstance(operand, Value)
         return self.env[operand.id]
+
+    def contracted(self, args: Sequence[Array]) -> Array | None:
+        """This step's result if the compiler makes an fma of it and the product that it takes."""
+        if self.program.params.strict_math or self.step is None:
+            return None
+        return contract(self.factors, self.step.equation, args)
 
     def read_as(self, operand: Operand, like: Value) -> Array:
         """An operand in the shape and dtype of another value: a constant may stand for a whole array."""

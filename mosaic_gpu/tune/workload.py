@@ -112,8 +112,8 @@ class Attention:
         """Its key in the tuning cache."""
         from mosaic_gpu.kernels.attention import tuning_key
 
-        q, k, _ = self.shapes
-        return str(tuning_key(q, k, self.dtype, self.causal))
+        q, _, v = self.shapes
+        return str(tuning_key(q, v, self.dtype, self.causal))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

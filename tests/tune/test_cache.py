@@ -69,7 +69,7 @@ def test_the_dispatcher_reads_it(monkeypatch):
     key = dispatcher.tuning_key(q.shape, q.shape, "bfloat16", False)
     tuned = AttentionConfig(block_kv=96, num_stages=3)
     cache.store(GOOD | {"best": {key: {"config": tuned.to_json()}}})
-    assert dispatcher.choose_config(q, q, False) == default_config(128)  # no GPU here
+    assert dispatcher.choose_config(q, q, q, False) == default_config(128)  # no GPU here
     monkeypatch.setattr(cache, "device_key", lambda: "nvidia_h200")
-    assert dispatcher.choose_config(q, q, False) == tuned
-    assert dispatcher.choose_config(q, q, True) == default_config(128)
+    assert dispatcher.choose_config(q, q, q, False) == tuned
+    assert dispatcher.choose_config(q, q, q, True) == default_config(128)
