@@ -26,7 +26,8 @@ class AttentionConfig(Config):
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per tile.
     output_tile: the output leaves through shared memory and TMA; else straight from the registers; None: if it fits.
     q_in_registers: Q is read from shared memory once a tile instead of by every product.
-    sum_by_product: eight columns of ones beside V make the tensor cores add up the rows of P; else the softmax does.
+    sum_by_product: eight columns of ones beside V make the tensor cores add up the rows of P, rounded to 16 bits as they
+    are (the log-sum-exp is then off by up to 2^-9, the output is not); else the softmax adds them up in float32.
     """
 
     generation: ClassVar[str] = "sm90"

@@ -132,7 +132,8 @@ def test_every_option_of_attention(d: int, fields: dict[str, Any], causal: bool)
     out, lse = poisoned(functools.partial(attention, causal=causal, return_lse=True, config=config), q, k, v)
     exact, exact_lse = reference.attention(q, k, v, causal=causal)
     assert reference.relative_error(out, exact) <= 5e-3
-    np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
+    tolerance = 2**-9 if config.sum_by_product else 1e-4  # sums of rounded probabilities
+    np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=tolerance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("causal", (False, True))
