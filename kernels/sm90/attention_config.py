@@ -11,6 +11,7 @@ from mosaic_gpu.kernels.config import Config
 HEAD_DIMS = range(16, 257, 16)
 ROWS = 64  # query rows of a compute warpgroup
 SHARED_LIMIT = 232_448  # bytes
+POOL = {2: 504, 3: 512, 4: 480}  # registers that a block has for one thread of each of its warpgroups
 ONES = 8  # columns that sum the rows of P: the fewest by which a product can be wider
 
 
@@ -19,8 +20,8 @@ class AttentionConfig(Config):
     """How the kernel is built.
 
     block_kv: keys of a block, a multiple of 16 up to 256.  num_stages: blocks of K, and of V, in flight.
-    compute_warpgroups: 2 or 3, of 64 query rows each.  compute_registers, memory_registers: per thread; in sum over the
-    warpgroups at most what the block is launched with, 504 for three and 512 for four.
+    compute_warpgroups: 2, 3 or 4, of 64 query rows each.  compute_registers, memory_registers: per thread; in sum over the
+    warpgroups at most what the block is launched with: 504, 512 and 480 for 2, 3 and 4 compute warpgroups.
     take_turns: the compute warpgroups alternate on the tensor cores.
     rescale_threshold: powers of two by which a row's maximum may grow before the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per tile.
@@ -49,10 +50,10 @@ class AttentionConfig(Config):
             raise ValueError(f"block_kv={self.block_kv}: a multiple of 16 from 16 to 256")
         if self.num_stages < 1:
             raise ValueError(f"num_stages={self.num_stages}: at least 1")
-        if self.compute_warpgroups not in (2, 3):
-            raise ValueError(f"compute_warpgroups={self.compute_warpgroups}: 2 or 3")
+        if self.compute_warpgroups not in POOL:
+            raise ValueError(f"compute_warpgroups={self.compute_warpgroups}: one of {tuple(POOL)}")
         total = self.compute_warpgroups * self.compute_registers + self.memory_registers
-        pool = {2: 504, 3: 512}[self.compute_warpgroups]
+        pool = POOL[self.compute_warpgroups]
         if total > pool:
             raise ValueError(
                 f"{self.compute_warpgroups} x {self.compute_registers} + {self.memory_registers} = {total} registers; "

@@ -27,7 +27,7 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
             "q_in_registers": (False, True),
             "sum_by_product": (False, True),
         }
-        for warpgroups, compute, memory in ((2, 240, 24), (3, 160, 32))
+        for warpgroups, compute, memory in ((2, 240, 24), (3, 160, 32), (4, 112, 32))
     ],
     ("sm100", "attention"): [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}],
 }

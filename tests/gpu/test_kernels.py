@@ -103,6 +103,7 @@ def test_one_cubin_serves_every_length_batch_and_head_count() -> None:
 
 
 THREE = {"compute_warpgroups": 3, "compute_registers": 160, "memory_registers": 32}
+FOUR = {"compute_warpgroups": 4, "compute_registers": 112, "memory_registers": 32}
 VARIANTS = [
     *(
         (d, {"persistent": persistent, "rescale_threshold": t})
@@ -113,6 +114,7 @@ VARIANTS = [
     (64, {"block_kv": 112, "persistent": True, "rescale_threshold": 8.0, **THREE}),
     (64, {"block_kv": 80, "num_stages": 3, "q_in_registers": True, **THREE}),
     (64, {"block_kv": 128, "sum_by_product": True, **THREE}),
+    (64, {"block_kv": 64, "num_stages": 4, "sum_by_product": True, **FOUR}),
     (64, {"block_kv": 112, "sum_by_product": True, "q_in_registers": True, **THREE}),
     (128, {"sum_by_product": True, "q_in_registers": True}),
     (128, {"persistent": True, "rescale_threshold": 8.0, "q_in_registers": True}),

@@ -106,6 +106,7 @@ def persistent(**config: Any) -> Call:
 
 
 REGISTERS = dict(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+FOUR = dict(compute_warpgroups=4, compute_registers=112, memory_registers=32, sum_by_product=True)
 # What else the attention kernel can do, for the long run.
 VARIANTS: dict[str, Callable[[], Call]] = {
     "no_turns": lambda: attention(True, take_turns=False),
@@ -116,6 +117,7 @@ VARIANTS: dict[str, Callable[[], Call]] = {
     "persistent_output_tile": lambda: persistent(output_tile=True, num_stages=3),
     "registers": lambda: attention(True, q_in_registers=True),
     "three_warpgroups": lambda: attention(True, s=300, **REGISTERS),
+    "four_warpgroups": lambda: attention(True, s=300, **FOUR),
     "persistent_registers": lambda: persistent(s=400, q_in_registers=True, output_tile=True, **REGISTERS),
     "no_output_tile": lambda: attention(False, output_tile=False),
     "256": lambda: attention(True, 256, 70, 70),
