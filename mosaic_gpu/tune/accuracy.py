@@ -1,4 +1,4 @@
-"""When an attention result is right: error against float32 at most twice that of plain attention that rounds P to the dtype.
+"""When a result is right.  Of attention: error against float32 at most twice that of plain attention that rounds P to the dtype.
 
 The reference is computed by XLA, in float32 without TF32, head by head: exact enough to judge 16-bit results by, and fast
 enough on a GPU to be taken over all heads of every kernel that is timed.
@@ -48,6 +48,12 @@ def plain_attention(
     return exact, rounded
 
 
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": "0"})
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b in float32 without TF32."""
+    return jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+
+
 def relative_error(x: Any, reference: jax.Array) -> float:
     """||x - reference|| / ||reference||; NaN where x has one."""
     difference = jnp.linalg.norm((jnp.asarray(x).astype(jnp.float32) - reference).ravel())
@@ -67,6 +73,12 @@ class Judge:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         reference, rounded = plain_attention(q, k, v, causal, scale)
         return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
+
+    @classmethod
+    def of_product(cls, a: jax.Array, b: jax.Array) -> Judge:
+        """A judge of a @ b: twice the error of the exact product rounded to the dtype of a."""
+        reference = product(a, b)
+        return cls(reference, max(2 * relative_error(reference.astype(a.dtype), reference), FLOOR))
 
     def error(self, out: Any) -> float:
         """The relative error of a result; NaN for one that has a NaN."""

@@ -1,8 +1,9 @@
-"""What is measured: shapes written as text, with their inputs, their operation count and their key in the tuning cache."""
+"""What is measured: shapes written as text, with their operation counts."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ DTYPES = {
     "u8": "uint8",
     "u32": "uint32",
 }
+ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1}  # all else: 2
 
 
 def dtype_name(text: str) -> str:
@@ -25,7 +27,7 @@ def dtype_name(text: str) -> str:
     return DTYPES.get(text, text)
 
 
-def _fields(text: str, known: dict[str, str], example: str) -> dict[str, int]:
+def parse_fields(text: str, known: dict[str, str], example: str) -> dict[str, int]:
     """'b4 s4096 h16' as {'batch': 4, ...}; `known` maps letters to names."""
     compact = re.sub(r"[\s_]", "", text)
     parts = re.findall(r"([a-z]+)(\d+)", compact)
@@ -65,7 +67,7 @@ class Attention:
     @classmethod
     def parse(cls, text: str, *, dtype: str = "bfloat16", causal: bool = False) -> Self:
         """From text; what is left out: b1, t = s, h = 2048 / d, kv = h, d128.  ValueError says how to write it."""
-        given = _fields(text, cls.LETTERS, cls.EXAMPLE)
+        given = parse_fields(text, cls.LETTERS, cls.EXAMPLE)
         if "length" not in given:
             raise ValueError(f"shape {text!r} has no length: write it like {cls.EXAMPLE}")
         head_dim = given.get("head_dim", 128)
@@ -108,12 +110,10 @@ class Attention:
         return 4 * self.batch * self.heads * self.head_dim * pairs
 
     @property
-    def key(self) -> str:
-        """Its key in the tuning cache."""
-        from mosaic_gpu.kernels.attention import tuning_key
-
-        q, k, _ = self.shapes
-        return str(tuning_key(q, k, self.dtype, self.causal))
+    def bytes(self) -> int:
+        """Of q, k, v and the result: what must be moved at least."""
+        q, k, v = (math.prod(s) for s in self.shapes)
+        return (2 * q + k + v) * ITEM_BYTES.get(self.dtype, 2)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -135,7 +135,7 @@ class Matmul:
     @classmethod
     def parse(cls, text: str, *, dtype: str = "bfloat16") -> Self:
         """From text; all of m, n and k."""
-        given = _fields(text, cls.LETTERS, cls.EXAMPLE)
+        given = parse_fields(text, cls.LETTERS, cls.EXAMPLE)
         if len(given) != 3:
             raise ValueError(f"shape {text!r}: write it like {cls.EXAMPLE}")
         return cls(**given, dtype=dtype_name(dtype))
@@ -147,3 +147,17 @@ class Matmul:
 
     def __str__(self) -> str:
         return f"m{self.m} n{self.n} k{self.k}"
+
+    @property
+    def flops(self) -> int:
+        """2 m n k."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Of both operands and the result."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * ITEM_BYTES.get(self.dtype, 2)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
