@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,8 @@ class Shape:
         pairs = self.batch * self.heads * self.length**2
         flops = 2 * pairs * (self.qk_dim + self.v_dim) // (2 if self.causal else 1)
         mask = "causal" if self.causal else "full"
-        return Cell(f"b{self.batch} s{self.length} {heads} {dim} {mask}", flops, self)
+        moved = 2 * sum(math.prod(s) for s in self.shapes) + 2 * self.batch * self.length * self.heads * self.v_dim
+        return Cell(f"b{self.batch} s{self.length} {heads} {dim} {mask}", flops, self, moved)
 
 
 CELLS = [
@@ -69,7 +71,7 @@ class AttentionProblem:
         self.torch = torch = device.torch
         self.shape: Shape = cell.data
         generator = torch.Generator("cuda").manual_seed(seed)
-        size = 2 * sum(_count(s) for s in self.shape.shapes)
+        size = 2 * sum(math.prod(s) for s in self.shape.shapes)
         self.sets = [
             tuple(torch.randn(s, generator=generator, device="cuda", dtype=torch.bfloat16) for s in self.shape.shapes)
             for _ in range(sets_for(size))
@@ -124,10 +126,6 @@ class AttentionProblem:
             return Accuracy(float("nan"), self.expected[0][3])
         found = [Accuracy(self._error(output[b, :, h], r), allowed) for b, h, r, allowed in self.expected]
         return max(found, key=lambda a: a.error / a.allowed)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return functools.reduce(lambda a, b: a * b, shape)
 
 
 class TorchProvider(Provider):

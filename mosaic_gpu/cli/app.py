@@ -8,8 +8,7 @@ import typer
 
 import mosaic_gpu
 
-from . import tune_caches
-from .bench import attention
+from . import bench, tune_caches
 from .bench_compile import bench_compile
 from .common import Verbs
 from .compile import compile_kernel
@@ -51,7 +50,8 @@ app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
 app.command("simulate")(simulate_kernel)
-bench_app.command("attention")(attention)
+for measure in (bench.attention, bench.matmul, bench.kernel, bench.compare, bench.report):
+    bench_app.command(measure.__name__)(measure)
 bench_app.command("compile")(bench_compile)
 tune_app.command("run")(run)
 tune_app.command("resume")(resume)

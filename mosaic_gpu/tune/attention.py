@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,15 @@ class AttentionTunable(Tunable):
             return module.attention(q, k, v, **options)[0]
 
         return first
+
+    def peers(self, w: Attention) -> dict[str, Callable[..., Any]]:
+        """JAX's own attention, by XLA and by cuDNN."""
+        import jax
+
+        def of(implementation: str) -> Callable[..., Any]:
+            return functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
+
+        return {"jax.nn xla": of("xla"), "jax.nn cudnn": of("cudnn")}
 
     def judge(self, w: Attention, arrays: Sequence[Any]) -> Any:
         """Twice the error of plain attention that rounds P."""

@@ -97,6 +97,12 @@ class MatmulTunable(Tunable):
         module = importlib.import_module(self.config.__module__)
         return functools.partial(module.matmul, config=config)
 
+    def peers(self, w: Matmul) -> dict[str, Callable[..., Any]]:
+        """XLA's product."""
+        import jax.numpy as jnp
+
+        return {"xla": jnp.matmul}
+
     def judge(self, w: Matmul, arrays: Sequence[Any]) -> Any:
         """Twice the error of the exact product rounded to the dtype."""
         from .accuracy import Judge

@@ -188,6 +188,10 @@ class Tunable:
 
         return Judge(jnp.asarray(self.reference(w, *arrays)), self.tolerance)
 
+    def peers(self, w: Any) -> dict[str, Callable[..., Any]]:
+        """Other functions of the same arrays in JAX, by name, for benchmarks to compare with."""
+        return {}
+
     # ---- where it comes from ----
     def sources(self) -> Sequence[Path]:
         """The files whose change may change the kernel's speed; by default the one that defines the configs."""

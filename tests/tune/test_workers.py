@@ -134,7 +134,9 @@ def test_ending_the_parent_ends_the_workers_and_loses_nothing(host, folder, name
     """
     path = tmp_path / "parent.py"
     path.write_text(textwrap.dedent(script))
-    parent = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    parent = subprocess.Popen(
+        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     seen = 0
     for line in parent.stdout:
         seen += line.strip() == "trial"
