@@ -42,12 +42,12 @@ def _rates(plt: Any, results: Mapping[str, Any], cells: Mapping[str, Any], path:
         found = re.search(r"\bs(\d+)\b.* (d[\d/]+)(?: (\w+))?", cell)
         panel, x = (f"{found[2]} {found[3] or ''}".strip(), int(found[1])) if found else ("", cell)
         panels.setdefault(panel, []).append((x, cell))
-    columns = min(len(panels), 4)
+    columns = min(len(panels), 4 if len(panels) % 4 == 0 else 3)
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.5 * columns, 3.4 * rows), squeeze=False, layout="constrained")
     names = list(dict.fromkeys(n for r in cells.values() for n in r["providers"] if rate(r, n)))
     colors = {n: f"C{i % 10}" for i, n in enumerate(names)}
-    for ax, (panel, points) in zip(axes.flat, sorted(panels.items()), strict=False):
+    for ax, (panel, points) in zip(axes.flat, sorted(panels.items(), key=_panel_order), strict=False):
         for i, name in enumerate(names):
             data = [(x, y) for x, c in sorted(points, key=lambda p: p[0]) if (y := rate(cells[c], name))]
             if not data:
@@ -71,13 +71,18 @@ def _rates(plt: Any, results: Mapping[str, Any], cells: Mapping[str, Any], path:
                 ax.set_xticks(range(len(order)), order, rotation=30, ha="right")
         ax.set_title(panel or str(results["benchmark"]))
         ax.set_ylabel("TFLOP/s")
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, ax.get_ylim()[1] * 1.12)
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7)
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)
     figure.suptitle(f"{results['benchmark']} on {results['machine']['device']}, interleaved medians")
     return _saved(plt, figure, path)
+
+
+def _panel_order(item: tuple[str, Any]) -> tuple[int, str]:
+    number = re.search(r"\d+", item[0])
+    return int(number[0]) if number else 0, item[0]
 
 
 def _ratios(plt: Any, results: Mapping[str, Any], cells: Mapping[str, Any], path: Path) -> Path:

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import CacheInvalid
 from .common import FAILED, AsJson, Refusal, output, print_json, table
-from .tune import short
+from .tune import name_of, short
 
 Cache = Annotated[str, typer.Argument(help="A cache file, or DEVICE/KERNEL such as nvidia_h200/attention.")]
 
@@ -57,8 +57,10 @@ def written(data: dict[str, Any], out: Path) -> None:
     cache.write(out, data)
 
 
-def key_text(entry: dict[str, Any]) -> str:
-    """The workload of an entry in a line."""
+def key_text(entry: dict[str, Any], tunable: Any = None) -> str:
+    """The workload of an entry in a line: as the kernel writes its shapes, where that is known."""
+    if tunable is not None:
+        return name_of(tunable.workload(entry["workload"]))
     return " ".join(f"{k}={v}" for k, v in entry["workload"].items())
 
 
@@ -79,7 +81,7 @@ def show(
     for place, text in wanted:
         path, data = loaded(text)
         if ranking:
-            found.append({"file": str(path), **manage.ranking(data)})
+            found.append({"file": str(path), "header": data["header"], **manage.ranking(data)})
         else:
             found.append(
                 {"file": str(path), "place": place, "header": data["header"], "entries": manage.good_entries(data)}
@@ -108,7 +110,7 @@ def _show(console: Any, shown: dict[str, Any], trials: bool) -> None:
         stale = "" if tunable is None or best is None or source == tunable.source_hash else "stale"
         numbers = [f"{best['seconds'] * 1e6:.1f}", best["tflops"], _percent(best["spread"])] if best else [None] * 3
         tried = ", ".join(f"{n} {s}" for s, n in sorted(count.items())) or None
-        rows.append([key_text(e), *numbers, tried, stale, best and short(best["config"])])
+        rows.append([key_text(e, tunable), *numbers, tried, stale, best and short(best["config"])])
     console.print(table("", ["workload", "us", "TFLOP/s", "spread", "trials", "", "config"], rows))
     for e in shown["entries"] if trials else []:
         ordered = sorted(e["trials"], key=lambda t: (t.get("seconds") is None, t.get("seconds")))
@@ -124,7 +126,7 @@ def _show(console: Any, shown: dict[str, Any], trials: bool) -> None:
             for t in ordered
         ]
         heads = ["config", "status", "us", "spread", "stage", "rank", "registers", "spills", "shared", "message"]
-        console.print(table(key_text(e), heads, lines, left=2))
+        console.print(table(key_text(e, tunable), heads, lines, left=2))
 
 
 def _percent(value: float | None) -> str | None:
@@ -132,9 +134,12 @@ def _percent(value: float | None) -> str | None:
 
 
 def _show_ranking(console: Any, shown: dict[str, Any]) -> None:
+    from ..tune.manage import tunable_of
+
+    tunable = tunable_of(shown)
     rows = [
         [
-            key_text(r),
+            key_text(r, tunable),
             r["timed"],
             r["place"],
             "yes" if r["in_top_quarter"] else "no",

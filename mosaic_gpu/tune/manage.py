@@ -6,13 +6,14 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import CacheInvalid
 from . import cache, schema
 from .cache import Cache
+from .chip import Chip, chip_of
 from .schema import canonical
 from .tunable import Tunable, find_tunable
 
@@ -185,6 +186,20 @@ def export(data: Cache) -> Cache:
     return small
 
 
+def _estimate(tunable: Tunable | None, entry: Cache, chip: Chip) -> Callable[[Cache], Any]:
+    """What orders trials: today's cost estimate of a kernel of ours, else the rank that was recorded; None where there is none."""
+
+    def of(trial: Cache) -> Any:
+        if tunable is None:
+            return trial.get("rank")
+        try:
+            return tunable.cost(tunable.workload(entry["workload"]), tunable.from_json(trial["config"]), chip)
+        except (TypeError, ValueError):  # no config of today's kernel
+            return None
+
+    return of
+
+
 def ranking(data: Cache) -> dict[str, Any]:
     """How well the cost estimate ordered what was timed, over the entries with at least four right trials of one provenance.
 
@@ -193,14 +208,16 @@ def ranking(data: Cache) -> dict[str, Any]:
     were never timed: `tune run --exhaustive` times them all.
     """
     rows = []
+    tunable, chip = tunable_of(data), chip_of(data["header"]["device"]["name"])
     for entry in good_entries(data):
         newest = (entry["best"] or {}).get("provenance")
+        estimate = _estimate(tunable, entry, chip)
         timed = [
-            t for t in entry["trials"] if t["provenance"] == newest and t.get("seconds") and t.get("rank") is not None
+            t for t in entry["trials"] if t["provenance"] == newest and t.get("seconds") and estimate(t) is not None
         ]
         if len(timed) < 4:
             continue
-        by_rank = sorted(timed, key=lambda t: t["rank"])
+        by_rank = sorted(timed, key=estimate)
         fastest = min((t for t in timed if t["status"] == "ok"), key=lambda t: t["seconds"])
         place = by_rank.index(fastest)
         rows.append(
