@@ -405,7 +405,7 @@ class TuneProgress:
 
     def event(self, number: int, event: Any) -> None:
         """Something happened in the search of a workload."""
-        if event.what in ("trying", "trial"):
+        if event.what in ("trying", "trial", "waiting"):
             return
         text = self.text(number, event)
         if number not in self.tasks:

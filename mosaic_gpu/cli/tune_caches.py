@@ -141,7 +141,7 @@ def _show_ranking(console: Any, shown: dict[str, Any]) -> None:
         [
             key_text(r, tunable),
             r["timed"],
-            r["place"],
+            r["place"] + 1,
             "yes" if r["in_top_quarter"] else "no",
             f"{r['lost_by_first']:.1%}",
             r["seconds"],
@@ -149,7 +149,7 @@ def _show_ranking(console: Any, shown: dict[str, Any]) -> None:
         for r in shown["entries"]
     ]
     console.print(shown["file"], highlight=False, soft_wrap=True)
-    console.print(table("", ["workload", "timed", "rank of best", "top quarter", "first is slower by", "s"], rows))
+    console.print(table("", ["workload", "timed", "place of best", "top quarter", "first is slower by", "s"], rows))
     console.print(
         f"the best was in the ranking's top quarter in {shown['in_top_quarter']} of {shown['of']}", highlight=False
     )

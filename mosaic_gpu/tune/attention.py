@@ -43,6 +43,7 @@ class AttentionTunable(Tunable):
     name: ClassVar[str] = "attention"
     letters: ClassVar[Mapping[str, str]] = Attention.LETTERS
     example: ClassVar[str] = Attention.EXAMPLE
+    slack: ClassVar[float] = 1.15  # the fastest that was measured on an H200 was at 1.03
 
     def __init__(self, generation: str) -> None:
         self.config = config_class("attention", generation)

@@ -18,7 +18,7 @@ class Chip:
     clock: float  # Hz
     tensor_flops: int  # 16-bit
     memory_bandwidth: float  # bytes a second, whole chip
-    l2_bytes_per_clock: float = 30.0
+    l2_bytes_per_clock: float = 40.0  # our matmul on an H200 (docs/performance.md) has taken 37 to 42
     shared_bytes_per_clock: float = 128.0
     fp32_results: float = 128.0
     exponentials: float = 16.0

@@ -187,7 +187,7 @@ def export(data: Cache) -> Cache:
 
 
 def _estimate(tunable: Tunable | None, entry: Cache, chip: Chip) -> Callable[[Cache], Any]:
-    """What orders trials: today's cost estimate of a kernel of ours, else the rank that was recorded; None where there is none."""
+    """What orders trials: today's cost estimate of a kernel of ours, else the recorded rank; None where there is none."""
 
     def of(trial: Cache) -> Any:
         if tunable is None:

@@ -34,7 +34,7 @@ class Settings:
 
     stages: timings of each config in each stage of the halving; keep: the share that goes on to the next, the fastest.
     stop_above: a config whose first timing is so many times the fastest's is stopped there.
-    slack: configs whose cost estimate is more than so many times the lowest are left out, unless they were asked for.
+    slack: configs whose cost estimate is more than so many times the lowest are left out; None: as the kernel says.
     confirm, rounds: how many are timed against each other in the end, and in how many rounds.
     exhaustive: everything to the last stage, nothing left out or stopped: to see what the shortcuts cost.
     guided: choose by Optuna what to time in the first stage, so many configs (0: all of them, by rank).
@@ -43,7 +43,7 @@ class Settings:
     stages: tuple[int, ...] = (1, 3)
     keep: float = 0.25
     stop_above: float = 1.5
-    slack: float = 1.5
+    slack: float | None = None
     confirm: int = 4
     rounds: int = 12
     exhaustive: bool = False
@@ -217,7 +217,8 @@ class _Search:
         first = [c for c in ranked if c.to_json() == before] + [c for c in ranked if c == self.default]
         first = list(dict.fromkeys(first))
         lowest = min(cost.values(), default=0.0)
-        likely = [c for c in ranked if everything or self.s.exhaustive or cost[c] <= self.s.slack * lowest]
+        slack = self.store.tunable.slack if self.s.slack is None else self.s.slack
+        likely = [c for c in ranked if everything or self.s.exhaustive or cost[c] <= slack * lowest]
         return [*first, *(c for c in likely if c not in first)]
 
     # ---- the steps ----
@@ -293,6 +294,7 @@ class _Search:
 
     def _compiled(self, c: Any) -> bool:
         """Whether the compiler takes it and keeps everything in registers; else that is how its trial ends."""
+        self.on_event(Event("waiting", config=c))
         built = self.built[c] = self.compiler.result(c)
         if built["status"] == "ok":
             return True

@@ -190,7 +190,8 @@ def run_all(
                         w.process.join(10.0)
                     else:
                         if kind == "event":
-                            w.config = value.config if value.what == "trying" else w.config
+                            if value.what in ("trying", "waiting", "trial"):  # what the GPU is at, if anything
+                                w.config = value.config if value.what == "trying" else None
                             on_event(w.job, value)
                         else:
                             number, w.job, w.config = w.job, None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import signal
@@ -13,9 +12,12 @@ import time
 
 import pytest
 
-from mosaic_gpu.tune import cache, schema
+from mosaic_gpu.runtime import device
+from mosaic_gpu.tune import cache, header, schema
+from mosaic_gpu.tune.measure import protocol
 from mosaic_gpu.tune.search import Settings
-from mosaic_gpu.tune.workers import Job, Machine, run_all
+from mosaic_gpu.tune.tunable import find_tunable
+from mosaic_gpu.tune.workers import Job, Machine, machine_here, run_all
 
 FAKES = pathlib.Path(__file__).parent / "fakes.py"
 # Timers that misbehave on one config (a=8, b=4), and one that says which GPU it is on.
@@ -58,8 +60,6 @@ def host(fakes, folder, tmp_path):
         path = tmp_path / "timers.py"
         log = str(tmp_path / "log")
         path.write_text(textwrap.dedent(BAD.format(fakes=str(FAKES), what=what, log=log)))
-        from mosaic_gpu.tune.tunable import find_tunable
-
         tunable = find_tunable(f"{FAKES}:Fake")
         settings = Settings(slack=2.0)
         jobs = [Job(f"{FAKES}:Fake", tunable.parse(s).to_json(), str(folder), settings) for s in shapes]
@@ -165,6 +165,40 @@ def _group(pgid):
     return found
 
 
-def test_jobs_are_plain_data(host):
-    jobs, machine = host("m64n64")
-    json.dumps([jobs[0].workload, machine.device])
+def test_the_host_as_jax_shows_it(monkeypatch):
+    """Every GPU like the first takes part, under the number that CUDA_VISIBLE_DEVICES gives it; the header is of the schema."""
+
+    class Gpu:
+        device_kind, compute_capability, core_count = "NVIDIA H200", "9.0", 132
+
+    class Other(Gpu):
+        device_kind = "NVIDIA T4"
+
+    monkeypatch.setattr(device, "gpu_devices", lambda: [Gpu(), Other(), Gpu()])
+    monkeypatch.setattr(header, "smi", lambda: (143 << 30, 700.0, "580.159"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    here = machine_here()
+    assert (here.arch, here.gpus, here.device["name"]) == ("sm_90a", ("0", "2"), "nvidia_h200")
+    assert here.toolchain["driver"] == "580.159" and here.toolchain["nvrtc"].startswith("NVRTC ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,GPU-7")
+    assert machine_here().gpus == ("5", "GPU-7")
+    attention = find_tunable("attention")
+    data = header.empty_cache(attention, here.device)
+    data["header"]["provenances"]["x"] = header.provenance(attention, here.toolchain, protocol(0))
+    assert schema.problems(data) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("143771, 700.00, 580.159\n143771, 700.00, 580.159\n", (143771 << 20, 700.0, "580.159")),
+        ("143771, [N/A], 580.159\n", (143771 << 20, None, "580.159")),
+        ("nonsense\n", (None, None, None)),
+        ("", (None, None, None)),
+    ],
+)
+def test_what_nvidia_smi_says(monkeypatch, text, wanted):
+    monkeypatch.setattr(header.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    done = subprocess.CompletedProcess([], 0, text)
+    monkeypatch.setattr(header.subprocess, "run", lambda *a, **k: done)
+    assert header.smi() == wanted
