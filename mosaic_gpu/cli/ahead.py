@@ -12,9 +12,9 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 from ..codegen.cubin_cache import cache_folder
 from ..errors import MosaicGpuError
@@ -71,13 +71,19 @@ def compile_pool(processes: int | None = None) -> Iterator[concurrent.futures.Ex
     if cache_folder() is None or processes < 2:
         yield None
         return
-    # Spawned, as JAX has threads; on the CPU, as each would else take its share of the GPU's memory.
-    with mock.patch.dict(os.environ, JAX_PLATFORMS="cpu"):
-        pool = concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
+    # Spawned, as JAX has threads.
+    pool = concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_on_cpu)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _on_cpu() -> None:
+    """In a process that compiles: JAX must not take its share of the GPU's memory.  This process's environment stays."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:  # by the program that started us
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
 class Ahead:
@@ -95,12 +101,17 @@ class Ahead:
         if self.executor is None:
             return
         where = (self.tunable.reference_text, self.arch, self.workload.to_json())
-        for c in configs:
-            self.futures[c] = self.executor.submit(compile_job, CompileJob(*where, c.to_json()))
+        # A compiler that crashes breaks its executor: the rest is compiled where it is timed.
+        with contextlib.suppress(concurrent.futures.BrokenExecutor):
+            for c in configs:
+                self.futures[c] = self.executor.submit(compile_job, CompileJob(*where, c.to_json()))
 
     def result(self, config: Any) -> Mapping[str, Any]:
         """Of one config; waits for it."""
-        return self.futures[config].result() if config in self.futures else {"status": "ok", "message": ""}
+        if config in self.futures:
+            with contextlib.suppress(concurrent.futures.BrokenExecutor):
+                return self.futures[config].result()
+        return {"status": "ok", "message": ""}
 
     def stop(self) -> None:
         """Cancel what has not begun."""

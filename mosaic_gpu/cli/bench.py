@@ -140,10 +140,10 @@ def kernel(
 
 def device_for(kernel: str) -> Any:
     """PyTorch's device for kernels that have peers there, else JAX's; a refusal without a GPU."""
-    require_gpu("bench")
-    from ..bench.gpu import NoGpu, TorchDevice
+    from ..bench.gpu import NoGpu, TorchDevice  # first: it keeps JAX from taking most of the GPU's memory
     from ..bench.jax_calls import JaxDevice
 
+    require_gpu("bench")
     if kernel in ("attention", "matmul"):
         with contextlib.suppress(NoGpu):
             return TorchDevice()

@@ -108,6 +108,7 @@ def wanted_shapes(
 
 def machine() -> Any:
     """This host as workers see it; a refusal without a GPU."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the workers need the memory
     require_gpu("tune")
     from ..tune.workers import machine_here
 

@@ -230,7 +230,6 @@ def _gave_up(job: Job, times: int, exit_code: int | None) -> str:
 
 def machine_here(timer: str = "") -> Machine:
     """This host, by JAX's first GPU; all GPUs that JAX sees take part."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the workers need the memory
     from ..runtime.device import default_arch, gpu_devices
     from .header import device_here, toolchain_here
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 
 import pytest
 
@@ -41,6 +42,25 @@ def test_the_search_finds_its_cubins_in_the_cache(kernels) -> None:
     before = cubin_cache.compile_count()
     program = program_of(ATTENTION.call(WORK, GOOD), ATTENTION.arguments(WORK), "sm_90a")
     assert compile_plan(plan_of(program, "sm_90a")).hit and cubin_cache.compile_count() == before
+
+
+def test_only_the_processes_that_compile_are_kept_off_the_gpu(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that holds the pool starts JAX on its GPU while the pool is there."""
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with compile_pool(2) as pool:
+        assert pool is not None and pool.submit(os.getenv, "JAX_PLATFORMS").result() == "cpu"
+        assert "JAX_PLATFORMS" not in os.environ
+
+
+def test_a_compiler_that_crashes_leaves_the_rest_to_the_timing_process(kernels) -> None:
+    with compile_pool(2) as pool:
+        assert pool is not None
+        ahead = Ahead(ATTENTION, WORK, "sm_90a", pool)
+        with pytest.raises(concurrent.futures.BrokenExecutor):
+            pool.submit(os._exit, 1).result()
+        ahead.start([GOOD])
+        assert ahead.result(GOOD) == {"status": "ok", "message": ""}
+        ahead.stop()
 
 
 class Here(concurrent.futures.Executor):
