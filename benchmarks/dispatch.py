@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mosaic_gpu as plgpu
-
-from .protocols import turns
-from .verdicts import RESAMPLES
+from mosaic_gpu.bench.protocols import turns
+from mosaic_gpu.bench.verdicts import RESAMPLES
 
 ELEMENTS = 128  # one of each thread of a warpgroup
 CHAIN = 200  # calls of the long program

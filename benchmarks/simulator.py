@@ -25,10 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mosaic_gpu.bench.gpu import commit, package_version
+from mosaic_gpu.bench.model import Unsupported, first_line
 from mosaic_gpu.simulator import simulator_params
-
-from .gpu import commit, package_version
-from .model import Unsupported, first_line
 
 ALLOWED = 1e-2  # relative norm: the results are bf16
 # JAX's matmul asks the device for its multiprocessors, and a CPU has none.  Idle ones cost its interpreter time: of 1, 4, 16

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from mosaic_gpu.errors import CacheInvalid, DeviceMismatch, UnsupportedCall
+from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.kernels import dispatch, xla
 from mosaic_gpu.kernels.sm90 import attention as sm90
-from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
+from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.runtime.device import default_arch
-from mosaic_gpu.tune.cache import lookup
 
+Sm100Config = sm100.AttentionConfig
 AttentionConfig = sm90.AttentionConfig | Sm100Config
+# Which generations have a kernel; sm100's is found once its module has one.
+GENERATIONS = {"sm90": True, "sm100": hasattr(sm100, "attention")}
 
 
 def attention(
@@ -23,6 +29,7 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
     config: AttentionConfig | None = None,
+    implementation: str | Sequence[str] | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v.
 
@@ -32,92 +39,94 @@ def attention(
     causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.
-    config: None takes the tuned one for this device and shape, else the default of the device's generation.
+    config: None takes the tuned one for this device and shape, else the default of the device's generation
+    (`mosaic_gpu.explain_config("attention", q, k, v, causal=...)` says which).
+    implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
+    of these: the first that takes it; None: ours, and XLA's on GPUs for which there is no kernel, said once in the log.
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
     _check(q, k, v, scale)
     *batch, s, h, d = q.shape
-    t, h_kv = k.shape[-3:-1]
+    t = k.shape[-3]
     scale = d**-0.5 if scale is None else float(scale)
-    if 0 in q.shape or t == 0:
-        out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-        return (out, jnp.full((*batch, h, s), -jnp.inf, jnp.float32)) if return_lse else out
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    config = config or choose_config(q, k, v, causal)
     arch = default_arch()
-    if isinstance(config, sm90.AttentionConfig):
-        _match(config, arch, "sm_90")
-        results = sm90.attention(q, k, v, config=config, causal=causal, scale=scale, return_lse=return_lse)
-    elif isinstance(config, Sm100Config):
-        _match(config, arch, "sm_10")
-        raise UnsupportedCall(
-            "attention has no Blackwell kernel yet; on sm_100a there is mosaic_gpu.kernels.sm100.matmul"
+
+    def empty() -> tuple[jax.Array, ...]:
+        return jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype), jnp.full((*batch, h, s), -jnp.inf, jnp.float32)
+
+    def flat(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[-3:])
+
+    def ours() -> tuple[jax.Array, ...]:
+        if config is None:
+            dispatch.require_kernel("attention", GENERATIONS, arch)
+        _check_supported(q, v)
+        if 0 in q.shape or t == 0:
+            return empty()
+        arrays = flat(q), flat(k), flat(v)
+        c = choose_config(*arrays, causal) if config is None else config
+        return _kernel_of(c, arch)(*arrays, config=c, causal=causal, scale=scale, return_lse=return_lse)
+
+    def xlas() -> tuple[jax.Array, ...]:
+        return (
+            empty() if 0 in q.shape or t == 0 else xla.attention(flat(q), flat(k), flat(v), causal=causal, scale=scale)
         )
-    else:
-        raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
-    out = results[0].reshape(*batch, s, h, v.shape[-1])
+
+    calls = {"mosaic_gpu": ours, "xla": xlas}
+    results = dispatch.run("attention", implementation, config, GENERATIONS, arch, calls)
+    out = results[0].reshape(*q.shape[:-1], v.shape[-1])
     return (out, results[1].reshape(*batch, h, s)) if return_lse else out
 
 
+def _kernel_of(config: Any, arch: str | None) -> Any:
+    """The kernel that takes this type of config."""
+    if isinstance(config, sm90.AttentionConfig):
+        dispatch.match_generation(config, arch)
+        return sm90.attention
+    if isinstance(config, Sm100Config):
+        dispatch.match_generation(config, arch)
+        if not GENERATIONS["sm100"]:
+            raise UnsupportedCall(
+                "attention has no Blackwell kernel yet; implementation='xla' runs XLA's, and on sm_100a there is "
+                "mosaic_gpu.kernels.sm100.matmul"
+            )
+        return sm100.attention  # type: ignore[attr-defined]
+    raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
+
+
 def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> AttentionConfig:
-    """The tuned config for this device and call if there is one, else the generation's default.
-
-    Raises CacheInvalid if what the cache holds is no config of today's kernel.
-    """
-    arch = default_arch()
-    blackwell = arch is not None and arch.startswith("sm_10")
-    found = lookup("attention", tuning_key(q.shape, v.shape, str(q.dtype), causal))
-    if found is None:
-        return Sm100Config() if blackwell else sm90.default_config(q.shape[-1], v.shape[-1])
-    try:
-        if blackwell:
-            return Sm100Config.from_json(found)
-        config = sm90.AttentionConfig.from_json(found)
-        config.check(q.shape[-1], v.shape[-1])
-        return config
-    except (TypeError, ValueError) as error:
-        raise CacheInvalid(
-            f"the tuning cache has an attention config that does not fit ({error}); run `mosaic-gpu tune run attention`"
-        ) from error
-
-
-def tuning_key(q_shape: tuple[int, ...], v_shape: tuple[int, ...], dtype: str, causal: bool) -> str:
-    """What a tuned config depends on: head dims, dtype, mask, and the lengths by powers of two; not batch and heads."""
-
-    def bucket(n: int) -> int:
-        return 1 << max(n - 1, 0).bit_length()
-
-    dims = f"d{q_shape[-1]}" + (f"/{v_shape[-1]}" if v_shape[-1] != q_shape[-1] else "")
-    return f"{dims} {dtype} {'causal' if causal else 'full'} s{bucket(q_shape[-3])} t{bucket(v_shape[-3])}"
-
-
-def _match(config: AttentionConfig, arch: str | None, prefix: str) -> None:
-    if arch is not None and not arch.startswith(prefix):
-        raise DeviceMismatch(
-            f"{type(config).__name__} is for {config.generation}, this device is {arch}; leave config out, or "
-            "pass that generation's"
-        )
+    """The overridden or tuned config for this device and call if there is one, else the generation's default."""
+    found: AttentionConfig = dispatch.choose_config("attention", default_arch(), q, k, v, causal=causal)
+    return found
 
 
 def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 3:
             raise UnsupportedCall(f"attention: {name} has shape {x.shape}; it takes (..., length, heads, head dim)")
-    if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
+    if not jnp.issubdtype(q.dtype, jnp.floating) or not q.dtype == k.dtype == v.dtype:
         raise UnsupportedCall(f"attention of q {q.dtype}, k {k.dtype}, v {v.dtype}: all float16 or all bfloat16")
     if k.shape[:-1] != v.shape[:-1] or q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
         raise UnsupportedCall(
             f"attention: q {q.shape}, k {k.shape}, v {v.shape}: k and v must be alike but for the head dim, and share batch "
             "dimensions, k also its head dim with q"
         )
-    if not {q.shape[-1], v.shape[-1]} <= set(sm90.HEAD_DIMS):
-        raise UnsupportedCall(
-            f"attention: head dims {q.shape[-1]} and {v.shape[-1]}; this version has multiples of {sm90.HEAD_DIMS.step} from "
-            f"{sm90.HEAD_DIMS[0]} to {sm90.HEAD_DIMS[-1]}; pad q, k and v with zeros and pass scale"
-        )
     h, h_kv = q.shape[-2], k.shape[-2]
     if h_kv == 0 or h % h_kv:
         raise UnsupportedCall(f"attention: {h} query heads over {h_kv} KV heads: {h} is not a multiple of {h_kv}")
     if scale is not None and not scale > 0:
         raise UnsupportedCall(f"attention: scale={scale}; it must be positive")
+
+
+def _check_supported(q: jax.Array, v: jax.Array) -> None:
+    """What our kernels ask for beyond that."""
+    if q.dtype not in (jnp.float16, jnp.bfloat16):
+        raise UnsupportedCall(
+            f"attention of {q.dtype}: all float16 or all bfloat16; implementation='xla' takes any float"
+        )
+    if not {q.shape[-1], v.shape[-1]} <= set(sm90.HEAD_DIMS):
+        raise UnsupportedCall(
+            f"attention: head dims {q.shape[-1]} and {v.shape[-1]}; this version has multiples of {sm90.HEAD_DIMS.step} from "
+            f"{sm90.HEAD_DIMS[0]} to {sm90.HEAD_DIMS[-1]}; pad q, k and v with zeros and pass scale"
+        )

@@ -12,6 +12,7 @@ The names, by topic (each is documented where it is defined):
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive, async_load_tmem, wait_load_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
 - simulator: SimulatorParams, simulator_params
+- tuned configs: explain_config, override_config (mosaic_gpu.tune has the rest)
 - errors: mosaic_gpu.errors; last_report
 
 Importing this imports JAX only when one of the names that need it is used, so that compilation and simulation of a traced
@@ -44,6 +45,7 @@ _WHERE = {
     "program": ("CompilerParams",),
     "runtime.execute": ("last_report",),
     "simulator.params": ("SimulatorParams", "simulator_params"),
+    "tune.lookup": ("explain_config", "override_config"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "pl", "plgpu"])
@@ -109,3 +111,5 @@ if TYPE_CHECKING:
     from .runtime.execute import last_report as last_report
     from .simulator.params import SimulatorParams as SimulatorParams
     from .simulator.params import simulator_params as simulator_params
+    from .tune.lookup import explain_config as explain_config
+    from .tune.lookup import override_config as override_config

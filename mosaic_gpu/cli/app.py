@@ -8,14 +8,14 @@ import typer
 
 import mosaic_gpu
 
-from .bench import attention
+from . import bench, tune_caches
 from .bench_compile import bench_compile
 from .common import Verbs
 from .compile import compile_kernel
 from .demo import demo
 from .doctor import doctor
 from .simulate import simulate_kernel
-from .tune import run
+from .tune import compile_ahead_of_time, resume, run, time_compiled
 
 app = typer.Typer(
     cls=Verbs,
@@ -25,7 +25,9 @@ app = typer.Typer(
     help="Mosaic GPU: a kernel language for NVIDIA Hopper and Blackwell GPUs, with its own compiler and simulator.",
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure kernels, or the compiler.")
-tune_app = typer.Typer(no_args_is_help=True, help="Find the fastest config for this GPU.")
+tune_app = typer.Typer(
+    no_args_is_help=True, help="Find the fastest configs for this GPU, and look after what was found."
+)
 
 
 def _version(wanted: bool) -> None:
@@ -44,17 +46,25 @@ def root(
     """Options of every verb."""
 
 
-@tune_app.callback()
-def tune_root() -> None:
-    """Keeps `run` a verb of its own while it is the only one."""
-
-
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
 app.command("simulate")(simulate_kernel)
-bench_app.command("attention")(attention)
+for measure in (bench.attention, bench.matmul, bench.kernel, bench.compare, bench.report):
+    bench_app.command(measure.__name__)(measure)
 bench_app.command("compile")(bench_compile)
 tune_app.command("run")(run)
+tune_app.command("resume")(resume)
+tune_app.command("compile")(compile_ahead_of_time)
+tune_app.command("time")(time_compiled)
+for verb in (
+    tune_caches.show,
+    tune_caches.diff,
+    tune_caches.merge,
+    tune_caches.prune,
+    tune_caches.validate,
+    tune_caches.export,
+):
+    tune_app.command(verb.__name__)(verb)
 app.add_typer(bench_app, name="bench")
 app.add_typer(tune_app, name="tune")

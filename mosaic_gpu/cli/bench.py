@@ -1,115 +1,335 @@
-"""`mosaic-gpu bench attention`: TFLOP/s on this GPU, every kernel's result judged before it is timed."""
+"""`mosaic-gpu bench attention | matmul | kernel | compare | report`: speed on this GPU, beside other libraries, by two protocols.
+
+What is measured and how: docs/benchmarks.md.  The machinery is `mosaic_gpu.bench`; `python -m benchmarks.attention` has all
+of its options.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..tune.workload import Attention
 from .common import (
     FAILED,
     AsJson,
-    kernel_dtype,
+    Refusal,
     output,
     parse_json_option,
     print_json,
     refused_for,
     require_gpu,
-    steps,
+    require_writable,
     table,
 )
+from .tune import Causal, Dtype, FromFile, Shape, Shapes, tunable_for, wanted_shapes
 
-DEFAULT_SHAPES = "b4s4096d64,b4s4096d128,b4s4096d256"  # total width 2048
-
-
-def workloads(shapes: str, causal: bool | None, dtype: str) -> list[Attention]:
-    """Each shape with each mask (None: both)."""
-    masks = (False, True) if causal is None else (causal,)
-    dtype = kernel_dtype(dtype)
-    with refused_for("--shapes"):
-        return [Attention.parse(s, dtype=dtype, causal=m) for s in shapes.split(",") for m in masks]
+Peers = Annotated[str, typer.Option(help="all, or a regular expression of names; default: none.")]
+Config = Annotated[str | None, typer.Option(help="One config for all, as JSON; default: the tuned ones.")]
+Out = Annotated[Path | None, typer.Option(help="Result file: written after each cell, gone on with by the next run.")]
+Plot = Annotated[Path | None, typer.Option(help="A folder for PNG plots (extra `plot`).")]
+Markdown = Annotated[Path | None, typer.Option(help="A file for the table in Markdown.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A look: few rounds, no basis for a claim.")]
+Seconds = Annotated[
+    float | None, typer.Option("--budget", help="Seconds: no cell is begun that would not end in time.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the random inputs.")]
 
 
 def attention(
-    shapes: Annotated[
-        str, typer.Option(help="Comma-separated, as b4s4096h16d128 or b2s8192h32kv8d128.")
-    ] = DEFAULT_SHAPES,
-    causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only; default: both.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
-    config: Annotated[str | None, typer.Option(help="One config for all, as JSON; default: the tuned ones.")] = None,
-    peers: Annotated[bool, typer.Option("--peers", help="Also cuDNN through PyTorch, in the same run.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Of the random inputs.")] = None,
+    shapes: Shapes = "benchmark",
+    shape: Shape = None,
+    from_file: FromFile = None,
+    causal: Causal = None,
+    dtype: Dtype = "bf16",
+    config: Config = None,
+    peers: Peers = "",
+    quick: Quick = False,
+    budget: Seconds = None,
+    seed: Seed = 0,
+    out: Out = None,
+    plot: Plot = None,
+    markdown: Markdown = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time attention: inputs rotate through more than twice the L2 cache, median of seven repeats.
+    """Attention forward: every result is judged, then timed interleaved with the peers and alone.
 
-    Exit code 1 if a result is wrong or a kernel does not run; 2 without a GPU.
+    Exit code 1 if a result of ours is wrong or a kernel of ours does not run; 2 without a GPU; 3 out of time.
     """
-    wanted = workloads(shapes, causal, dtype)
+    _bench(
+        "attention",
+        shapes,
+        shape,
+        from_file,
+        causal,
+        dtype,
+        config,
+        peers,
+        quick,
+        budget,
+        seed,
+        out,
+        plot,
+        markdown,
+        as_json,
+    )
+
+
+def matmul(
+    shapes: Shapes = "benchmark",
+    shape: Shape = None,
+    from_file: FromFile = None,
+    dtype: Dtype = "bf16",
+    config: Config = None,
+    peers: Peers = "",
+    quick: Quick = False,
+    budget: Seconds = None,
+    seed: Seed = 0,
+    out: Out = None,
+    plot: Plot = None,
+    markdown: Markdown = None,
+    as_json: AsJson = False,
+) -> None:
+    """Matrix products, as `bench attention`."""
+    _bench(
+        "matmul",
+        shapes,
+        shape,
+        from_file,
+        None,
+        dtype,
+        config,
+        peers,
+        quick,
+        budget,
+        seed,
+        out,
+        plot,
+        markdown,
+        as_json,
+    )
+
+
+def kernel(
+    kernel: Annotated[str, typer.Argument(help="FILE.py:NAME of a Tunable of yours.")],
+    shapes: Shapes = "",
+    shape: Shape = None,
+    from_file: FromFile = None,
+    dtype: Dtype = "bf16",
+    config: Config = None,
+    peers: Peers = "all",
+    quick: Quick = False,
+    budget: Seconds = None,
+    seed: Seed = 0,
+    out: Out = None,
+    plot: Plot = None,
+    markdown: Markdown = None,
+    as_json: AsJson = False,
+) -> None:
+    """A kernel of your own, tuned and by its heuristic, beside what its Tunable names as peers."""
+    _bench(
+        kernel, shapes, shape, from_file, None, dtype, config, peers, quick, budget, seed, out, plot, markdown, as_json
+    )
+
+
+def device_for(kernel: str) -> Any:
+    """PyTorch's device for kernels that have peers there, else JAX's; a refusal without a GPU."""
+    from ..bench.gpu import NoGpu, TorchDevice  # first: it keeps JAX from taking most of the GPU's memory
+    from ..bench.jax_calls import JaxDevice
+
+    require_gpu("bench")
+    if kernel in ("attention", "matmul"):
+        with contextlib.suppress(NoGpu):
+            return TorchDevice()
+    return JaxDevice()
+
+
+def _bench(
+    kernel: str,
+    shapes: str,
+    shape: list[str] | None,
+    from_file: Path | None,
+    causal: bool | None,
+    dtype: str,
+    config: str | None,
+    peers: str,
+    quick: bool,
+    budget: float | None,
+    seed: int,
+    out: Path | None,
+    plot: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
+    tunable = tunable_for(kernel, "sm_90a")
+    named = "" if shape or from_file else shapes
+    wanted = wanted_shapes(kernel, tunable, named, shape, from_file, causal, dtype)
     fields = parse_json_option(config, "--config")
-    arch = require_gpu("bench")
-    rows = []
-    with steps(len(wanted)) as progress:
-        from ..tune.measure import AttentionBench
-        from ..tune.space import config_from, generation_of
+    with refused_for("--config"):
+        chosen = None if fields is None else tunable.from_json(fields)
+    for folder, option in (
+        (out and out.parent, "--out"),
+        (plot, "--plot"),
+        (markdown and markdown.parent, "--markdown"),
+    ):
+        if folder is not None:
+            require_writable(folder, option)
+    device = device_for(kernel)
+    from ..bench.report import read_results
+    from ..bench.runner import main
 
-        with refused_for("--config"):
-            chosen = None if fields is None else config_from("attention", generation_of(arch), fields)
-        for workload in wanted:
-            progress.step(f"{workload} {workload.mask}")
-            bench = AttentionBench(workload, seed)
-            rows.append(_row(workload, bench.measure(chosen)))
-            if peers:
-                from .peers import cudnn_seconds
-
-                seconds, message = cudnn_seconds(bench)
-                rows[-1] |= {"cudnn_tflops": _tflops(workload, seconds), "cudnn_message": message}
-            del bench  # its inputs and reference make room for the next
+    benchmark = benchmark_for(tunable, wanted, device, chosen)
+    with tempfile.TemporaryDirectory() as temporary:
+        path = out or Path(temporary) / "results.json"
+        arguments = ["--json", str(path), "--seed", str(seed), "--providers", {"": "$^", "all": ""}.get(peers, peers)]
+        arguments += ["--quick"] if quick else []
+        arguments += ["--budget", str(budget)] if budget else []
+        with contextlib.redirect_stdout(sys.stderr):  # its log
+            code = main(benchmark, arguments, device)
+        results = read_results(path)
+    results = {
+        **results,
+        "cells": {c.name: results["cells"][c.name] for c in benchmark.cells if c.name in results["cells"]},
+    }
+    _write(results, plot, markdown)
     if as_json:
-        print_json(rows)
+        print_json(results)
     else:
-        _print(rows, arch, peers)
-    if any(row["status"] != "ok" for row in rows):
+        _print(results)
+    if code:
+        raise typer.Exit(code)
+
+
+def benchmark_for(tunable: Any, wanted: Sequence[Any], device: Any, config: Any) -> Any:
+    """What to run on a device: PyTorch's peers and events where it has them, else everything inside JAX."""
+    from ..bench.gpu import TorchDevice
+    from ..bench.jax_providers import benchmark_of
+    from ..runtime.device import device_key
+
+    if not isinstance(device, TorchDevice):
+        return benchmark_of(tunable, wanted, device=device_key(), config=config)
+    from ..bench import attention as attention_module
+    from ..bench import matmul as matmul_module
+    from ..bench.ours import NamedConfig, Ours
+
+    if tunable.name == "attention":
+        base: Any = attention_module
+        if unequal := [w for w in wanted if w.length != w.kv_length or w.dtype != "bfloat16"]:
+            raise Refusal(
+                f"beside PyTorch's libraries only bf16 and t = s are measured, not {unequal[0]} {unequal[0].dtype}"
+            )
+        cells = [
+            base.Shape(w.batch, w.length, w.heads, w.kv_heads, w.head_dim, w.value_dim, w.causal).cell() for w in wanted
+        ]
+    else:
+        base = matmul_module
+        cells = [base.Shape(w.m, w.n, w.k).cell() for w in wanted]
+    fields = None if config is None else config.to_json()
+
+    def providers(device: Any, _: str | None) -> list[Any]:
+        peers = [p for p in base.BENCHMARK.providers(device, None) if not p.ours]
+        return [Ours(device.torch, NamedConfig("ours", fields), tunable.name, base.our_function), *peers]
+
+    return dataclasses.replace(base.BENCHMARK, cells=cells, providers=providers)
+
+
+def _write(results: Any, plot: Path | None, markdown: Path | None) -> None:
+    from ..bench.plots import write_plots
+    from ..bench.report import markdown as markdown_of
+
+    if markdown is not None:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(markdown_of([results]))
+    if plot is not None:
+        for path in write_plots(results, plot):
+            print(path, file=sys.stderr)
+
+
+def _print(results: Any) -> None:
+    from ..bench import report
+
+    chip = report.chip_for(results)
+    rows: list[list[Any]] = []
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for cell, r in results["cells"].items():
+        ours, peer = report.ours_of(r), report.best_peer(r)
+        ratios = [
+            f"{x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]"
+            if (x := r["comparison"].get(ours, {}).get(p))
+            else None
+            for p in ("interleaved", "alone")
+        ]
+        one, two = (report.rate(r, ours, p) if ours else None for p in ("interleaved", "alone"))
+        share = report.roofline(r, chip)
+        rows.append(
+            [
+                cell,
+                one and f"{one:.4g}",
+                two and f"{two:.4g}",
+                share and f"{share:.0%}",
+                peer and f"{peer} {report.rate(r, peer):.4g}",
+            ]
+            + [*ratios, r["verdict"] + (" (quick)" if r.get("quick") else "")]
+        )
+        for name, row in r["providers"].items():
+            if row["message"]:
+                reasons.setdefault((name, row["message"]), []).append(cell)
+    heads = ["cell", "TFLOP/s", "alone", "of roofline", "best peer", "ratio, interleaved", "ratio, alone", "verdict"]
+    console = output()
+    console.print(table(f"{results['benchmark']} on {results['machine'].get('device')}", heads, rows))
+    for (name, why), cells in reasons.items():
+        console.print(f"{name}: {why} ({len(cells)} cells)", highlight=False, markup=False)
+
+
+def compare(
+    old: Annotated[Path, typer.Argument(help="A result file.")],
+    new: Annotated[Path, typer.Argument(help="A later one of the same GPU.")],
+    as_json: AsJson = False,
+) -> None:
+    """What changed beyond noise.  Exit code 1 if a cell of ours became slower, wrong, or does not run any more."""
+    from ..bench.report import changes, read_results
+
+    try:
+        found = changes(read_results(old), read_results(new))
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    if as_json:
+        print_json([dataclasses.asdict(c) | {"regression": c.regression} for c in found])
+    else:
+        rows = []
+        for c in found:
+            ratio = None if c.ratio is None else f"{c.ratio:.3f} [{c.low:.3f}, {c.high:.3f}]"
+            rows.append([c.cell, c.verdict, ratio, c.peer or None, c.message or None])
+        output().print(table(f"{old} -> {new}", ["cell", "verdict", "new / old", "relative to", ""], rows, left=2))
+    if any(c.regression for c in found):
         raise typer.Exit(FAILED)
 
 
-def _tflops(workload: Attention, seconds: float | None) -> float | None:
-    return workload.flops / seconds / 1e12 if seconds else None
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Result files, of different GPUs perhaps.")],
+    out: Annotated[Path | None, typer.Option(help="A file for the table; default: standard output.")] = None,
+    plot: Plot = None,
+) -> None:
+    """One table in Markdown, a group of columns for each GPU generation; what nobody has measured stays empty."""
+    from ..bench.plots import write_plots
+    from ..bench.report import markdown, read_results
 
-
-def _row(workload: Attention, m: Any) -> dict[str, Any]:
-    return {
-        "shape": str(workload),
-        "mask": workload.mask,
-        "dtype": workload.dtype,
-        "status": m.status,
-        "milliseconds": m.seconds and m.seconds * 1e3,
-        "tflops": _tflops(workload, m.seconds),
-        "relative_error": m.error,
-        "allowed_error": m.allowed,
-        "message": m.message,
-    }
-
-
-def _print(rows: list[dict[str, Any]], arch: str, peers: bool) -> None:
-    def number(value: float | None, form: str) -> str | None:
-        return None if value is None else format(value, form)
-
-    columns = ["shape", "mask", "dtype", "ms", "TFLOP/s", "error", "allowed"] + (
-        ["cuDNN TFLOP/s", "ratio"] if peers else []
-    )
-    cells = []
-    for r in rows:
-        line = [r["shape"], r["mask"], r["dtype"], number(r["milliseconds"], ".3f"), number(r["tflops"], ".0f")]
-        line += [number(r["relative_error"], ".1e"), number(r["allowed_error"], ".1e")]
-        if peers:
-            theirs = r["cudnn_tflops"]
-            line += [number(theirs, ".0f"), number(r["tflops"] / theirs if theirs and r["tflops"] else None, ".2f")]
-        cells.append(line)
-    console = output()
-    console.print(table(f"attention on {arch}", columns, cells, left=3))
-    for r in rows:
-        for message in (r["message"], r.get("cudnn_message")):
-            if message:
-                console.print(f"{r['shape']} {r['mask']}: {message}", highlight=False, markup=False)
+    try:
+        found = [read_results(f) for f in files]
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    text = markdown(found)
+    if out is None:
+        print(text, end="")
+    else:
+        require_writable(out.parent, "--out")
+        out.write_text(text)
+    for results in found if plot else []:
+        for path in write_plots(results, plot):  # type: ignore[arg-type]
+            print(path, file=sys.stderr)

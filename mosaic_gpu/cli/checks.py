@@ -189,6 +189,7 @@ VARIABLES = {
     "MOSAIC_GPU_NATIVE": "the native launcher",
     "MOSAIC_GPU_NVDISASM": "the disassembler",
     "MOSAIC_GPU_NVRTC": "the compiler",
+    "MOSAIC_GPU_TUNE_DIR": "where tuned configs are kept",
 }
 EMPTY = {"MOSAIC_GPU_CACHE_DIR": "no compiled kernel is kept"}
 

@@ -61,7 +61,7 @@ def _arguments(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[jax.ShapeD
 def attention_call(w: Attention, arch: str, config: Any = None, return_lse: bool = False) -> Call:
     """Attention of one generation on a workload; config None: its default."""
     function = _kernel_function("attention", arch)
-    config = config or default_config("attention", generation_of(arch), w.head_dim)
+    config = config or default_config("attention", generation_of(arch), w.head_dim, w.value_dim)
     options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": return_lse}
     return functools.partial(function, **options), _arguments(w.shapes, w.dtype)
 

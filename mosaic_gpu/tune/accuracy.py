@@ -1,4 +1,4 @@
-"""When an attention result is right: error against float32 at most twice that of plain attention that rounds P to the dtype.
+"""When a result is right.  Of attention: error against float32 at most twice that of plain attention that rounds P to the dtype.
 
 The reference is computed by XLA, in float32 without TF32, head by head: exact enough to judge 16-bit results by, and fast
 enough on a GPU to be taken over all heads of every kernel that is timed.
@@ -24,11 +24,11 @@ def plain_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v in float32, and the same with the probabilities rounded to q's dtype, as tensor cores need.
 
-    q: (b, s, h, d); k, v: (b, t, h_kv, d).  causal and scale are traced: both masks of a shape are one program.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv).  causal and scale are traced: both masks of a shape are one program.
     """
     b, s, h, d = q.shape
     t, h_kv = k.shape[1:3]
-    heads_first = [x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], d) for x in (q, k, v)]
+    heads_first = [x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v)]
     seen = (jnp.arange(t)[None] <= jnp.arange(s)[:, None]) | jnp.logical_not(causal)
 
     def one_head(i: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -44,8 +44,14 @@ def plain_attention(
             rounded, v1, precision=lax.Precision.HIGHEST
         )
 
-    exact, rounded = (x.reshape(b, h, s, d).transpose(0, 2, 1, 3) for x in lax.map(one_head, jnp.arange(b * h)))
+    exact, rounded = (x.reshape(b, h, s, -1).transpose(0, 2, 1, 3) for x in lax.map(one_head, jnp.arange(b * h)))
     return exact, rounded
+
+
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": "0"})
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b in float32 without TF32."""
+    return jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
 
 
 def relative_error(x: Any, reference: jax.Array) -> float:
@@ -67,6 +73,12 @@ class Judge:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         reference, rounded = plain_attention(q, k, v, causal, scale)
         return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
+
+    @classmethod
+    def of_product(cls, a: jax.Array, b: jax.Array) -> Judge:
+        """A judge of a @ b: twice the error of the exact product rounded to the dtype of a."""
+        reference = product(a, b)
+        return cls(reference, max(2 * relative_error(reference.astype(a.dtype), reference), FLOOR))
 
     def error(self, out: Any) -> float:
         """The relative error of a result; NaN for one that has a NaN."""

@@ -1,8 +1,6 @@
-"""Measuring one config: the result is judged, then the kernel is timed on the GPU.
+"""Measuring configs on a GPU: the result is judged, then the kernel is timed.
 
-A call takes its inputs from several sets in turn, together more than twice the second-level cache, so that no timing
-profits from what the call before left there.  All sets are one compiled program: launches follow each other on the GPU
-without waiting for Python.
+`GpuTimer` is what the search asks, one for a workload on a GPU; tests give the search another one, with made-up times.
 """
 
 from __future__ import annotations
@@ -13,115 +11,164 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..bench.jax_calls import JaxDevice, host_call, program_of_sets
+from ..bench.protocols import Session
 from ..errors import MosaicGpuError
 from ..runtime.jax_ffi import translate_error
-from .accuracy import Judge
+from .measure_types import Measurement
+from .tunable import Tunable, find_tunable
 from .workload import Attention
 
 L2_BYTES = 60_000_000
 MOST_SETS = 32
+AT_LEAST = 0.012  # seconds of one timing: what Python and the clock add to it stays below a percent
 Inputs = tuple[jax.Array, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """What came of one config.  ok: right and timed; wrong: the result is not right; refused: it does not compile or run."""
-
-    status: Literal["ok", "wrong", "refused"]
-    seconds: float | None = None
-    error: float | None = None
-    allowed: float | None = None
-    message: str = ""
+def normal_arrays(types: Sequence[Any], seed: int) -> Inputs:
+    """Normal random arrays of these shapes and dtypes, drawn on the device that they will be used on."""
+    keys = jax.random.split(jax.random.key(seed), len(types))
+    pairs = zip(keys, types, strict=True)
+    return tuple(jax.random.normal(key, t.shape, jnp.float32).astype(jnp.dtype(t.dtype)) for key, t in pairs)
 
 
 def random_inputs(workload: Attention, seed: int) -> Inputs:
-    """Normal random q, k and v, drawn on the device that they will be used on."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    shapes = zip(keys, workload.shapes, strict=True)
-    dtype = jnp.dtype(workload.dtype)
-    return tuple(jax.random.normal(key, shape, jnp.float32).astype(dtype) for key, shape in shapes)
+    """Normal random q, k and v."""
+    return normal_arrays(find_tunable("attention").arguments(workload), seed)
 
 
-def sets_for(workload: Attention) -> int:
-    """How many sets of inputs exceed twice the second-level cache; at least two."""
-    size = sum(math.prod(s) for s in workload.shapes) * jnp.dtype(workload.dtype).itemsize
+def sets_for(size: int) -> int:
+    """How many sets of inputs of so many bytes exceed twice the second-level cache; at least two."""
     return min(max(2, 2 * L2_BYTES // max(size, 1) + 1), MOST_SETS)
 
 
-def input_sets(workload: Attention, seed: int) -> list[Inputs]:
-    """Different inputs to rotate through."""
-    first = random_inputs(workload, seed)
+def input_sets(first: Inputs) -> list[Inputs]:
+    """Different inputs to rotate through: the first ones, rolled."""
     roll = jax.jit(functools.partial(jax.tree.map, lambda x, n: jnp.roll(x.ravel(), n * 977).reshape(x.shape)))
-    return [first] + [tuple(roll(x, n) for x in first) for n in range(1, sets_for(workload))]
+    size = sum(x.size * x.dtype.itemsize for x in first)
+    return [first] + [tuple(roll(x, n) for x in first) for n in range(1, sets_for(size))]
 
 
-def timed(enqueue: Callable[[], Any], calls: int, *, at_least: float = 0.03, repeats: int = 7) -> float:
-    """Seconds of one call: the median of several repeats, each long enough to hide what Python and the clock add.
+def timed(
+    run: Callable[[int], Any], calls: int, *, at_least: float = AT_LEAST, repeats: int = 7, stop_above: float = math.inf
+) -> list[float]:
+    """Seconds of a call, `repeats` times, each of so many loops that it takes `at_least`; the first alone if it is above.
 
-    enqueue starts `calls` calls and returns their results without waiting.
+    run(n): starts n batches of `calls` calls and waits for them.
     """
-    jax.block_until_ready(enqueue())
-    jax.block_until_ready(enqueue())
+    run(1)
     begun = time.perf_counter()
-    jax.block_until_ready(enqueue())
+    run(1)
     loops = max(1, math.ceil(at_least / max(time.perf_counter() - begun, 1e-9)))
-    samples = []
+    samples: list[float] = []
     for _ in range(repeats):
         begun = time.perf_counter()
-        for _ in range(loops):
-            result = enqueue()  # an older result is dropped at once: the same memory serves the next call
-        jax.block_until_ready(result)
+        run(loops)
         samples.append((time.perf_counter() - begun) / (loops * calls))
-    return statistics.median(samples)
+        if samples[0] > stop_above:
+            break
+    return samples
 
 
-class AttentionBench:
-    """Measures configs of attention on one workload.  Making one draws the inputs and computes the reference.
+def protocol(seed: int) -> dict[str, Any]:
+    """How `GpuTimer` measures, as plain data: a part of the provenance."""
+    return {
+        "timer": "host",
+        "at_least_seconds": AT_LEAST,
+        "warm_up": "2 batches",
+        "l2": f"inputs rotate through more than {2 * L2_BYTES // 10**6} MB",
+        "statistic": "median",
+        "seed": seed,
+    }
+
+
+class GpuTimer:
+    """Measures configs of one workload.  Making one draws the inputs and computes the reference.
 
     output: the result that was judged last.
     """
 
     output: jax.Array | None = None
 
-    def __init__(self, workload: Attention, seed: int | None = None) -> None:
-        self.workload = workload
+    def __init__(self, tunable: Tunable, workload: Any, seed: int | None = None, arch: str = "") -> None:
+        self.tunable, self.workload, self.arch = tunable, workload, arch
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-        self.sets = input_sets(workload, self.seed)
-        self.judge = Judge.of(*self.sets[0], causal=workload.causal)
+        self.sets = input_sets(tunable.inputs(workload, self.seed))
+        self.judge = tunable.judge(workload, self.sets[0])
+        self._ready: dict[Any, Any] = {}
 
-    def measure(self, config: Any) -> Measurement:
-        """Judge and time one config (None: what the dispatcher chooses)."""
-        from mosaic_gpu.kernels.attention import attention
+    def call(self, config: Any) -> Callable[..., Any]:
+        """The function that is measured."""
+        return self.tunable.call(self.workload, config, self.arch)
 
-        call = functools.partial(attention, causal=self.workload.causal, config=config)
+    def check(self, config: Any) -> Measurement:
+        """Compile, run twice, judge; the same inputs must give the same bits."""
         try:
-            return self.measure_call(call)
+            return self._check(config, self.call(config))
         except Exception as error:
             ours = error if isinstance(error, (MosaicGpuError, ValueError)) else translate_error(error)
             if ours is None:
                 raise  # the GPU's state is unknown: nothing measured after this would count
             return Measurement("refused", message=str(ours).splitlines()[0])
 
-    def measure_call(self, call: Callable[..., Any]) -> Measurement:
-        """Judge and time any function of q, k and v."""
-        first = jax.jit(call)(*self.sets[0])
-        self.output = first
+    def _check(self, key: Any, call: Callable[..., Any]) -> Measurement:
+        program = program_of_sets(call, self.sets)
+        first = self.output = program(self.sets)[0]
         error = self.judge.error(first)
         judged = functools.partial(Measurement, error=error, allowed=self.judge.allowed)
         if not self.judge.accepts(error):
             return judged("wrong", message=f"relative error {error:.2e}, allowed {self.judge.allowed:.2e}")
-
-        @jax.jit
-        def all_sets(sets: Sequence[Inputs]) -> list[jax.Array]:
-            return [call(*inputs) for inputs in sets]
-
-        again = all_sets(self.sets)[0]
-        if not bool(jnp.array_equal(first, again)):
+        if not bool(jnp.array_equal(first, program(self.sets)[0])):
             return judged("wrong", message="two runs on the same inputs differ: the kernel has a race")
-        return judged("ok", timed(lambda: all_sets(self.sets), len(self.sets)))
+        self._ready[key] = host_call(program, self.sets)
+        return judged("ok")
+
+    def samples(self, config: Any, repeats: int, stop_above: float) -> list[float]:
+        """Seconds of a call, repeatedly.  The config must have been checked."""
+        ready = self._ready[config]
+        return timed(ready.run, ready.calls, repeats=repeats, stop_above=stop_above)
+
+    def interleaved(self, configs: Sequence[Any], rounds: int) -> list[list[float]]:
+        """By the interleaved protocol of the benchmarks."""
+        session = Session(JaxDevice(), {str(i): self._ready[c] for i, c in enumerate(configs)})
+        found = session.interleaved(rounds)
+        return [found[str(i)] for i in range(len(configs))]
+
+    def forget(self, config: Any) -> None:
+        """Free its program."""
+        self._ready.pop(config, None)
+
+    def measure(self, config: Any) -> Measurement:
+        """Judge and time one config."""
+        found = self.check(config)
+        return self._with_time(found, config)
+
+    def measure_call(self, call: Callable[..., Any]) -> Measurement:
+        """Judge and time any function of the inputs."""
+        return self._with_time(self._check(call, call), call)
+
+    def _with_time(self, found: Measurement, key: Any) -> Measurement:
+        if found.status != "ok":
+            return found
+        seconds = statistics.median(self.samples(key, 7, math.inf))
+        self.forget(key)
+        return dataclasses.replace(found, seconds=seconds)
+
+
+class AttentionBench(GpuTimer):
+    """Attention as users call it: through the dispatcher, which chooses the config where none is given."""
+
+    def __init__(self, workload: Attention, seed: int | None = None) -> None:
+        super().__init__(find_tunable("attention"), workload, seed)
+
+    def call(self, config: Any) -> Callable[..., Any]:
+        """The dispatcher's function."""
+        from mosaic_gpu.kernels import attention as dispatcher
+
+        return functools.partial(dispatcher.attention, causal=self.workload.causal, config=config)

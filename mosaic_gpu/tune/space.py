@@ -1,36 +1,47 @@
-"""Which configs are worth a try: a grid for each type of config, of which its own checks keep the valid ones."""
+"""Spaces of configs: grids with conditional fields, of which the configs' constructors keep the valid ones.
+
+Also how a config's class is found by kernel and generation.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UnsupportedCall
 
-Grid = Mapping[str, Sequence[Any]]
+# A field's values, or a function from the fields before it to its values.
+Values = Sequence[Any] | Callable[[Mapping[str, Any]], Sequence[Any]]
+Grid = Mapping[str, Values]
+Space = Grid | Sequence[Grid]
 
-# By generation and kernel.  A field that is not named keeps its default.  Register budgets are pairs, since the pool is
-# shared: what one kind of warpgroup gives up is of no use unless the other takes it.  Not in the grid is what lost wherever
-# it was measured: no turns, and rescaling always.
-GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
-    ("sm90", "attention"): [
-        {
-            "block_kv": (64, 80, 96, 112, 128, 144, 160, 176),
-            "num_stages": (2, 3),
-            "compute_warpgroups": (warpgroups,),
-            "compute_registers": (compute,),
-            "memory_registers": (memory,),
-            "persistent": (False, True),
-            "q_in_registers": (False, True),
-            "sum_by_product": (False, True),
-        }
-        for warpgroups, compute, memory in ((2, 240, 24), (3, 160, 32), (4, 112, 32))
-    ],
-    ("sm100", "attention"): [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}],
-}
+
+def points(space: Space) -> Iterator[dict[str, Any]]:
+    """Every combination of a space's values, a field that is not named left out."""
+
+    def walk(rest: list[tuple[str, Values]], fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if not rest:
+            yield dict(fields)
+            return
+        (name, values), later = rest[0], rest[1:]
+        for value in values(fields) if callable(values) else values:
+            yield from walk(later, {**fields, name: value})
+
+    for grid in [space] if isinstance(space, Mapping) else space:
+        yield from walk(list(grid.items()), {})
+
+
+def enumerate_space(made: Any, space: Space) -> tuple[list[Any], int]:
+    """(the different valid configs of class `made`, in the space's order; how many points its constructor refused)."""
+    found: dict[Any, None] = {}
+    refused = 0
+    for fields in points(space):
+        try:
+            found[made(**fields)] = None
+        except ValueError:  # ResourceExceeded is one
+            refused += 1
+    return list(found), refused
 
 
 def generation_of(arch: str) -> str:
@@ -52,34 +63,8 @@ def config_from(kernel: str, generation: str, data: Mapping[str, Any]) -> Any:
     return config_class(kernel, generation).from_json({"generation": generation, "kernel": kernel, **data})
 
 
-def default_config(kernel: str, generation: str, head_dim: int) -> Any:
-    """What runs where nothing was tuned."""
+def default_config(kernel: str, generation: str, *dims: int) -> Any:
+    """What runs where nothing was tuned.  dims: of attention's heads, that of V last."""
     made = config_class(kernel, generation)
     module = importlib.import_module(made.__module__)
-    return module.default_config(head_dim) if hasattr(module, "default_config") else made()
-
-
-def candidates(kernel: str, generation: str, head_dim: int) -> list[Any]:
-    """Every valid config of the grid, the default first and then by how many fields differ from it.
-
-    So a search that runs out of time has tried the most likely ones.
-    """
-    made = config_class(kernel, generation)
-    if (generation, kernel) not in GRIDS:
-        raise UnsupportedCall(f"there is no tuning grid for {kernel} on {generation}")
-    start = default_config(kernel, generation, head_dim)
-    found = {start: None}
-    for grid in GRIDS[generation, kernel]:
-        for values in itertools.product(*grid.values()):
-            try:
-                config = made(**dict(zip(grid, values, strict=True)))
-                if hasattr(config, "check"):
-                    config.check(head_dim)
-            except ValueError:  # ResourceExceeded is one
-                continue
-            found[config] = None
-
-    def distance(config: Any) -> int:
-        return sum(getattr(config, f.name) != getattr(start, f.name) for f in dataclasses.fields(config))
-
-    return sorted(found, key=distance)
+    return module.default_config(*dims) if hasattr(module, "default_config") else made()

@@ -1,8 +1,9 @@
-"""What is measured: shapes written as text, with their inputs, their operation count and their key in the tuning cache."""
+"""What is measured: shapes written as text, with their operation counts."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ DTYPES = {
     "u8": "uint8",
     "u32": "uint32",
 }
+ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1}  # all else: 2
 
 
 def dtype_name(text: str) -> str:
@@ -25,7 +27,7 @@ def dtype_name(text: str) -> str:
     return DTYPES.get(text, text)
 
 
-def _fields(text: str, known: dict[str, str], example: str) -> dict[str, int]:
+def parse_fields(text: str, known: dict[str, str], example: str) -> dict[str, int]:
     """'b4 s4096 h16' as {'batch': 4, ...}; `known` maps letters to names."""
     compact = re.sub(r"[\s_]", "", text)
     parts = re.findall(r"([a-z]+)(\d+)", compact)
@@ -54,18 +56,23 @@ class Attention:
     head_dim: int
     dtype: str = "bfloat16"
     causal: bool = False
+    value_dim: int = 0  # 0: that of q and k
 
-    LETTERS = {"b": "batch", "s": "length", "t": "kv_length", "h": "heads", "kv": "kv_heads", "d": "head_dim"}
-    EXAMPLE = "b4s4096h16d128, b2s8192h32kv8d128 or b1s128t4096h8d64"
+    LETTERS = {
+        **{"b": "batch", "s": "length", "t": "kv_length", "h": "heads", "kv": "kv_heads"},
+        **{"d": "head_dim", "dv": "value_dim"},
+    }
+    EXAMPLE = "b4s4096h16d128, b2s8192h32kv8d128, b1s128t4096h8d64 or b2s8192h16d192dv128"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} KV heads: no multiple of them")
 
     @classmethod
     def parse(cls, text: str, *, dtype: str = "bfloat16", causal: bool = False) -> Self:
         """From text; what is left out: b1, t = s, h = 2048 / d, kv = h, d128.  ValueError says how to write it."""
-        given = _fields(text, cls.LETTERS, cls.EXAMPLE)
+        given = parse_fields(text, cls.LETTERS, cls.EXAMPLE)
         if "length" not in given:
             raise ValueError(f"shape {text!r} has no length: write it like {cls.EXAMPLE}")
         head_dim = given.get("head_dim", 128)
@@ -79,12 +86,14 @@ class Attention:
             head_dim,
             dtype_name(dtype),
             causal,
+            given.get("value_dim", head_dim),
         )
 
     def __str__(self) -> str:
         kv = f" t{self.kv_length}" if self.kv_length != self.length else ""
         heads = f"h{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
-        return f"b{self.batch} s{self.length}{kv} {heads} d{self.head_dim}"
+        dv = f"/{self.value_dim}" if self.value_dim != self.head_dim else ""
+        return f"b{self.batch} s{self.length}{kv} {heads} d{self.head_dim}{dv}"
 
     @property
     def mask(self) -> str:
@@ -93,27 +102,25 @@ class Attention:
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Of q, k and v."""
-        kv = (self.batch, self.kv_length, self.kv_heads, self.head_dim)
-        return (self.batch, self.length, self.heads, self.head_dim), kv, kv
+        k, v = ((self.batch, self.kv_length, self.kv_heads, d) for d in (self.head_dim, self.value_dim))
+        return (self.batch, self.length, self.heads, self.head_dim), k, v
 
     @property
     def flops(self) -> int:
-        """By the usual count: 4 b h d for each pair of query and key, half of the pairs when causal."""
+        """By the usual count: 2 b h (d + dv) for each pair of query and key, half of the pairs when causal."""
         pairs = self.length * self.kv_length
         if self.causal and self.length == self.kv_length:
             pairs //= 2
         elif self.causal:  # query i sees min(i + 1, t) keys
             inside = min(self.length, self.kv_length)
             pairs = inside * (inside + 1) // 2 + (self.length - inside) * self.kv_length
-        return 4 * self.batch * self.heads * self.head_dim * pairs
+        return 2 * self.batch * self.heads * (self.head_dim + self.value_dim) * pairs
 
     @property
-    def key(self) -> str:
-        """Its key in the tuning cache."""
-        from mosaic_gpu.kernels.attention import tuning_key
-
-        q, _, v = self.shapes
-        return str(tuning_key(q, v, self.dtype, self.causal))
+    def bytes(self) -> int:
+        """Of q, k, v and the result: what must be moved at least."""
+        q, k, v = (math.prod(s) for s in self.shapes)
+        return (q + q // self.head_dim * self.value_dim + k + v) * ITEM_BYTES.get(self.dtype, 2)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -135,7 +142,7 @@ class Matmul:
     @classmethod
     def parse(cls, text: str, *, dtype: str = "bfloat16") -> Self:
         """From text; all of m, n and k."""
-        given = _fields(text, cls.LETTERS, cls.EXAMPLE)
+        given = parse_fields(text, cls.LETTERS, cls.EXAMPLE)
         if len(given) != 3:
             raise ValueError(f"shape {text!r}: write it like {cls.EXAMPLE}")
         return cls(**given, dtype=dtype_name(dtype))
@@ -147,3 +154,17 @@ class Matmul:
 
     def __str__(self) -> str:
         return f"m{self.m} n{self.n} k{self.k}"
+
+    @property
+    def flops(self) -> int:
+        """2 m n k."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Of both operands and the result."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * ITEM_BYTES.get(self.dtype, 2)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)

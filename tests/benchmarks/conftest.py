@@ -12,7 +12,7 @@ import pytest
 # In importlib mode tests see what is installed, and benchmarks are not: last, so that the installed package comes first.
 sys.path.append(str(pathlib.Path(__file__).parents[2]))
 
-from benchmarks.model import Accuracy, Cell, DeviceCall, DeviceLost, HostCall, Provider, Unsupported  # noqa: E402
+from mosaic_gpu.bench.model import Accuracy, Cell, DeviceCall, DeviceLost, HostCall, Provider, Unsupported  # noqa: E402
 
 
 class FakeDevice:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import attention, dispatch, gpu, matmul, ours, simulator
-from benchmarks.model import Unsupported
+from benchmarks import dispatch, simulator
+from mosaic_gpu.bench import attention, gpu, matmul, ours
+from mosaic_gpu.bench.model import Unsupported
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.kernels.sm90.schedule import tile_table
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness import measure_cell
-from benchmarks.model import Options
-from benchmarks.protocols import HOST_SECONDS, TURN_LAUNCHES, Session, turns
+from mosaic_gpu.bench.harness import measure_cell
+from mosaic_gpu.bench.model import Options
+from mosaic_gpu.bench.protocols import HOST_SECONDS, TURN_LAUNCHES, Session, turns
 
 SHORT = Options(rounds=6, alone_seconds=0.05, alone_repeats=3)
 

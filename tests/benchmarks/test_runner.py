@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from benchmarks import runner
-from benchmarks.runner import Benchmark, main
+from mosaic_gpu.bench import runner
+from mosaic_gpu.bench.runner import Benchmark, main
 
 QUICK = ["--rounds", "4", "--alone-repeats", "2", "--alone-seconds", "0.01"]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from benchmarks.verdicts import Ratio, compare, geometric_mean, overall
+from mosaic_gpu.bench.verdicts import Ratio, compare, geometric_mean, overall
 
 
 def around(middle, noise, n=40, seed=0):

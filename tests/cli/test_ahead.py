@@ -1,35 +1,98 @@
-"""Configs compiled ahead of a search are in the cache, and what the compiler refuses is told."""
+"""Configs compiled ahead of a search are in the cache, what the compiler refuses is told, and any executor will do."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
+
 import pytest
 
-from mosaic_gpu.cli.ahead import compile_ahead
-from mosaic_gpu.cli.targets import attention_call, program_of
+from mosaic_gpu.cli.ahead import Ahead, CompileJob, compile_ahead, compile_job, compile_pool
+from mosaic_gpu.cli.targets import program_of
 from mosaic_gpu.codegen import cubin_cache
 from mosaic_gpu.codegen.build import compile_plan
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.runtime.execute import plan_of
-from mosaic_gpu.tune.workload import Attention
+from mosaic_gpu.tune.tunable import find_tunable
 
-WORK = Attention.parse("b1s256h1d64")
+ATTENTION = find_tunable("attention")
+WORK = ATTENTION.parse("b1s256h1d64")
 GOOD = AttentionConfig(block_kv=32, num_stages=1)
 SPILLS = AttentionConfig(block_kv=256, num_stages=1, compute_registers=168, memory_registers=24)
 
 
-def test_the_search_finds_its_cubins_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """A cache of compiled kernels of the test's own."""
     monkeypatch.setenv(cubin_cache.ENVIRONMENT_VARIABLE, str(tmp_path / "cache"))
     cubin_cache.forget()
+    yield
+    cubin_cache.forget()
+
+
+def test_the_search_finds_its_cubins_in_the_cache(kernels) -> None:
     seen: list[tuple[int, int]] = []
-    refused = compile_ahead("attention", WORK, [GOOD, SPILLS], "sm_90a", processes=2, on_done=lambda *n: seen.append(n))
-    assert list(refused) == [SPILLS] and "registers" in refused[SPILLS]
+    with compile_pool(2) as pool:
+        assert isinstance(pool, concurrent.futures.ProcessPoolExecutor)
+        found = compile_ahead(ATTENTION, WORK, [GOOD, SPILLS], "sm_90a", pool, on_done=lambda *n: seen.append(n))
+    assert found[SPILLS]["status"] in ("refused", "spilled") and "registers" in found[SPILLS]["message"]
+    assert found[GOOD]["status"] == "ok" and found[GOOD]["registers"] == 168 and found[GOOD]["spills"] == 0
+    assert found[GOOD]["shared_bytes"] >= GOOD.shared_bytes(64)
     assert seen == [(1, 2), (2, 2)]
     before = cubin_cache.compile_count()
-    built = compile_plan(plan_of(program_of(*attention_call(WORK, "sm_90a", GOOD), "sm_90a"), "sm_90a"))
-    assert built.hit and cubin_cache.compile_count() == before
-    cubin_cache.forget()
+    program = program_of(ATTENTION.call(WORK, GOOD), ATTENTION.arguments(WORK), "sm_90a")
+    assert compile_plan(plan_of(program, "sm_90a")).hit and cubin_cache.compile_count() == before
+
+
+def test_only_the_processes_that_compile_are_kept_off_the_gpu(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that holds the pool starts JAX on its GPU while the pool is there."""
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with compile_pool(2) as pool:
+        assert pool is not None and pool.submit(os.getenv, "JAX_PLATFORMS").result() == "cpu"
+        assert "JAX_PLATFORMS" not in os.environ
+
+
+def test_a_compiler_that_crashes_leaves_the_rest_to_the_timing_process(kernels) -> None:
+    with compile_pool(2) as pool:
+        assert pool is not None
+        ahead = Ahead(ATTENTION, WORK, "sm_90a", pool)
+        with pytest.raises(concurrent.futures.BrokenExecutor):
+            pool.submit(os._exit, 1).result()
+        ahead.start([GOOD])
+        assert ahead.result(GOOD) == {"status": "ok", "message": ""}
+        ahead.stop()
+
+
+class Here(concurrent.futures.Executor):
+    """An executor of nobody's: runs a job when it is submitted."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = concurrent.futures.Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def test_any_executor_will_do(kernels) -> None:
+    matmul = find_tunable("matmul")
+    w = matmul.parse("m256n256k256")
+    ahead = Ahead(matmul, w, "sm_90a", Here())
+    config = matmul.config(block_n=64, num_stages=2)
+    ahead.start([config])
+    assert ahead.result(config)["status"] == "ok"
+    ahead.stop()
 
 
 def test_without_a_cache_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cubin_cache.ENVIRONMENT_VARIABLE, "")
-    assert compile_ahead("attention", WORK, [GOOD, SPILLS], "sm_90a", processes=2) == {}
+    with compile_pool(2) as pool:
+        assert pool is None
+        ahead = Ahead(ATTENTION, WORK, "sm_90a", pool)
+        ahead.start([GOOD])
+        assert ahead.result(GOOD) == {"status": "ok", "message": ""}
+    with compile_pool(1) as pool:
+        assert pool is None
+
+
+def test_what_is_no_config_of_todays_is_refused_not_raised() -> None:
+    job = CompileJob("attention", "sm_90a", WORK.to_json(), {**GOOD.to_json(), "colour": 1})
+    assert compile_job(job)["status"] == "refused" and "colour" in compile_job(job)["message"]

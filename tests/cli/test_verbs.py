@@ -54,7 +54,13 @@ def test_the_shape_of_the_demo():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bench", "attention"], ["tune", "run", "attention"], ["bench", "attention", "--peers", "--json"]]
+    "arguments",
+    [
+        ["bench", "attention"],
+        ["tune", "run", "attention"],
+        ["bench", "attention", "--peers", "all", "--json"],
+        ["bench", "matmul"],
+    ],
 )
 def test_refusals_without_a_gpu(verb, arguments):
     result = verb(*arguments)
@@ -66,7 +72,10 @@ def test_refusals_without_a_gpu(verb, arguments):
     "arguments, why",
     [
         (["bench", "attention", "--shapes", "x4"], "write it like"),
-        (["tune", "run", "matmul"], "knows attention"),
+        (["bench", "attention", "--config", "[]"], "is a JSON object"),
+        (["bench", "attention", "--config", '{"blocks": 3}'], "has no field blocks"),
+        (["bench", "kernel", "attention"], "needs a GPU"),
+        (["tune", "run", "conv"], "attention, matmul or FILE.py:NAME"),
         (["tune", "run", "attention", "--budget", "soon"], "120s"),
         (["tune", "run", "attention", "--shape", "d64"], "no length"),
         (["bench", "compile", "--arch", "sm_90a", "--head-dim", "65"], None),

@@ -19,7 +19,7 @@ from mosaic_gpu.codegen import sass
 from mosaic_gpu.codegen.build import compile_plan
 from mosaic_gpu.codegen.cubin_cache import cached_compile, compile_count, forget
 from mosaic_gpu.codegen.emitter import emit
-from mosaic_gpu.errors import CacheInvalid, DeviceMismatch, ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import DeviceMismatch, ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import attention as dispatcher
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
@@ -284,45 +284,6 @@ def test_default_configs(monkeypatch):
     assert dispatcher.choose_config(X, X, X, False) == sm90.default_config(64)
     monkeypatch.setattr(dispatcher, "default_arch", lambda: "sm_100a")
     assert isinstance(dispatcher.choose_config(X, X, X, False), Sm100Config)
-
-
-@pytest.mark.parametrize(
-    ("arch", "wanted"),
-    [(None, AttentionConfig(block_kv=80)), ("sm_100a", Sm100Config(tile_k=64))],
-    ids=["sm90", "sm100"],
-)
-def test_tuned_configs_come_first(monkeypatch, arch, wanted):
-    seen = []
-    monkeypatch.setattr(dispatcher, "default_arch", lambda: arch)
-    monkeypatch.setattr(dispatcher, "lookup", lambda kernel, key: (seen.append((kernel, key)), wanted.to_json())[1])
-    assert dispatcher.choose_config(zeros(1, 1000, 2, 64), *[zeros(1, 3000, 2, 64)] * 2, True) == wanted
-    assert seen == [("attention", "d64 bfloat16 causal s1024 t4096")]
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {**AttentionConfig().to_json(), "generation": "sm100"},
-        {**AttentionConfig().to_json(), "colour": 1},
-        {**AttentionConfig().to_json(), "block_kv": 17},
-        AttentionConfig(block_kv=256, num_stages=3).to_json(),
-    ],
-    ids=["another generation", "unknown field", "illegal value", "too large for this head dim"],
-)
-def test_a_tuned_config_that_is_none(monkeypatch, entry):
-    """What the cache holds is checked as a user's config is."""
-    monkeypatch.setattr(dispatcher, "lookup", lambda kernel, key: entry)
-    q = zeros(1, 8, 1, 256)
-    with pytest.raises(CacheInvalid, match="does not fit .*mosaic-gpu tune run attention"):
-        dispatcher.choose_config(q, q, q, False)
-
-
-def test_tuning_keys_forget_batch_and_heads():
-    key = dispatcher.tuning_key
-    assert key((1, 1000, 2, 64), (1, 1000, 1, 64), "float16", False) == key(
-        (8, 1024, 16, 64), (8, 600, 16, 64), "float16", False
-    )
-    assert key((1, 8, 1, 64), (1, 8, 1, 64), "float16", False) != key((1, 8, 1, 64), (1, 8, 1, 64), "float16", True)
 
 
 # ---- what is compiled ------------------------------------------------------------------------------------------------

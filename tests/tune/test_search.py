@@ -1,4 +1,4 @@
-"""The search, with a fake timer: what is written when, what resuming skips, which config wins."""
+"""The search, with a fake timer: what is written when, what is measured again, which config wins, what the shortcuts skip."""
 
 from __future__ import annotations
 
@@ -7,110 +7,172 @@ import json
 
 import pytest
 
-from mosaic_gpu.kernels.sm90.attention import AttentionConfig
-from mosaic_gpu.tune import cache
-from mosaic_gpu.tune.measure import Measurement
-from mosaic_gpu.tune.search import Environment, search
-from mosaic_gpu.tune.workload import Attention
-
-HERE = Environment("CUDA 13.0", "NVRTC 13.0.88", "0.1.0")
-WORK = Attention.parse("b4s4096h16d128")
-CONFIGS = [AttentionConfig(block_kv=n) for n in (128, 64, 96, 112)]
-SECONDS = {128: 3e-3, 64: 2e-3, 96: 1e-3, 112: 4e-3}
-
-
-class Timer:
-    """A measure that knows the answers and remembers what it was asked; each measurement takes a second."""
-
-    def __init__(self, folder, **special):
-        self.asked, self.now, self.folder, self.special, self.seen = [], 0.0, folder, special, []
-
-    def __call__(self, config):
-        path = self.folder / "nvidia_h200" / "attention.json"
-        self.seen.append(len(json.loads(path.read_text())["trials"][WORK.key]) if path.exists() else 0)
-        self.asked.append(config.block_kv)
-        self.now += 1
-        return self.special.get(f"b{config.block_kv}", Measurement("ok", SECONDS[config.block_kv], 1e-3, 2e-3))
-
-    def run(self, candidates=CONFIGS, workload=WORK, budget=100.0, environment=HERE, **options):
-        options = {"device": "nvidia_h200", "kernel": "attention", "environment": environment} | options
-        return search(workload, candidates, lambda: self, budget=budget, clock=lambda: self.now, **options)
+from mosaic_gpu.tune import cache, schema
+from mosaic_gpu.tune.search import Settings, Store, search
 
 
 @pytest.fixture
-def timer(folder):
-    return lambda **special: Timer(folder, **special)
+def run(store, fakes):
+    """run(timer=None, compiler=None, **options of search): the outcome; everything on a clock that timings move."""
+
+    def do(timer=None, compiler=None, of=None, **options):
+        timer = timer or fakes.Timer()
+        return search(of or store(), lambda: timer, compiler or fakes.Compiler(), **options)
+
+    return do
 
 
-def stored():
-    return cache.load("nvidia_h200", "attention")
+@pytest.fixture
+def trials(store):
+    return lambda: json.loads(store().path.read_text())["entries"][0]["trials"]
 
 
-def test_everything_is_written_after_each_trial(timer):
-    t = timer()
-    outcome = t.run()
-    assert t.seen == [0, 1, 2, 3] and (outcome.measured, outcome.left) == (4, 0)
-    data = stored()
-    assert data["schema"] == cache.SCHEMA and data["best"][WORK.key]["config"]["block_kv"] == 96
-    trial = data["trials"][WORK.key][0]
-    assert trial["environment"] == dataclasses.asdict(HERE) and trial["date"].startswith("20")
-    assert trial["workload"] == WORK.to_json() and trial["tflops"] == round(WORK.flops / 3e-3 / 1e12, 1)
+def test_the_best_of_the_space_wins(run, fake, fakes, trials):
+    events = []
+    outcome = run(on_event=events.append, settings=Settings(slack=2.0))
+    assert outcome.best["config"] == fakes.FakeConfig(a=8, b=4).to_json() and outcome.left == 0
+    assert outcome.best["tflops"] == round(64e9 / 1e-3 / 1e12, 1)
+    assert outcome.heuristic == pytest.approx(fakes.true_seconds(fakes.FakeConfig()))
+    assert not schema.problems(cache.read(outcome.path))
+    found = trials()
+    assert len(found) == len(fake.valid()[0]) == 17 and {t["registers"] for t in found} == {168}
+    assert {t["status"] for t in found} == {"ok", "slow"}
+    timing = [e for e in events if e.what == "timing"]
+    assert timing[0].best and timing[-1].left is not None and timing[-1].left >= 0
 
 
-def test_only_right_results_can_win(timer):
-    t = timer(b96=Measurement("wrong", None, 0.5, 2e-3, "far off"), b64=Measurement("refused", message="spills"))
-    assert t.run().best["config"]["block_kv"] == 128
-    assert {x["status"] for x in stored()["trials"][WORK.key]} == {"ok", "wrong", "refused"}
-    nothing = timer(**{f"b{n}": Measurement("refused") for n in SECONDS}).run(
-        workload=Attention.parse("s128d64"), candidates=CONFIGS
-    )
-    assert nothing.best is None and "d64" not in " ".join(stored()["best"])
+def test_halving_times_few_configs_long_and_confirms_the_last_in_turns(run, fakes):
+    timer = fakes.Timer()
+    outcome = run(timer, settings=Settings(slack=2.0, keep=0.25, confirm=3))
+    timed = timer.timed()
+    first, later = timed[:17], timed[17:]
+    assert len(set(first)) == 17 and len(later) <= 4 and set(later) <= set(first)
+    (turns,) = [c for what, c in timer.asked if what == "interleaved"]
+    assert len(turns) == 3 and turns[0].to_json() == outcome.best["config"]
+    exhaustive = fakes.Timer()
+    run(exhaustive, settings=Settings(exhaustive=True), fresh=True)
+    assert len(exhaustive.timed()) == 17
 
 
-def test_the_budget_ends_it_and_resuming_goes_on(timer):
-    assert timer().run(budget=2).left == 2
-    t = timer()
-    outcome = t.run(resume=True)
-    assert t.asked == [96, 112] and (outcome.measured, outcome.skipped) == (2, 2)
-    assert outcome.best["config"]["block_kv"] == 96
-    t = timer()
-    assert t.run(resume=True).measured == 0 and t.asked == []
+def test_what_cannot_win_by_the_estimate_is_left_out_but_never_the_default(run, fakes):
+    timer = fakes.Timer()
+    run(timer, settings=Settings(slack=1.15))
+    assert {c.a for c in timer.timed()} == {1, 2, 4} and fakes.FakeConfig() in timer.timed()
+    assert [c for c in timer.timed() if c.a == 1] == [fakes.FakeConfig()]
 
 
-def test_without_resuming_all_is_measured_anew_the_best_first(timer):
-    timer().run()
-    t = timer()
-    t.run(budget=1)
-    assert t.asked == [96]
-    assert len(stored()["trials"][WORK.key]) == 1 and stored()["best"][WORK.key]["config"]["block_kv"] == 96
+def test_a_config_that_cannot_win_is_stopped_at_its_first_timing(run, trials, fakes):
+    run(settings=Settings(slack=2.0, stop_above=1.05))
+    slow = [t for t in trials() if t["status"] == "slow"]
+    assert slow and all(t["repeats"] == 1 for t in slow)
 
 
-@pytest.mark.parametrize("change", ["environment", "workload"])
-def test_trials_of_another_environment_or_workload_are_not_compared(timer, change):
-    timer().run()
-    other = {
-        "environment": {"environment": dataclasses.replace(HERE, driver="CUDA 13.1")},
-        "workload": {"workload": Attention.parse("b1s4000h32d128")},
-    }[change]
-    t = timer(b96=Measurement("ok", 9e-3))
-    outcome = t.run(resume=True, **other)
-    assert len(t.asked) == 4 and outcome.best["config"]["block_kv"] == 64
-    assert len(stored()["trials"][WORK.key]) == 8
+def test_only_right_results_can_win(run, trials, fakes):
+    best, second = fakes.FakeConfig(a=8, b=4), fakes.FakeConfig(a=8, b=2)
+    compiler = fakes.Compiler({fakes.FakeConfig(a=8, b=8): "spilled", fakes.FakeConfig(a=2, b=2): "refused"})
+    timer = fakes.Timer({best: "wrong", second: "refused"})
+    outcome = run(timer, compiler)
+    assert outcome.best["config"] == fakes.FakeConfig(a=8, b=1).to_json() and compiler.stopped
+    status = {(t["config"]["a"], t["config"]["b"]): t["status"] for t in trials()}
+    assert status[8, 4] == "wrong" and status[8, 2] == status[2, 2] == "refused" and status[8, 8] == "spilled"
+    assert not {fakes.FakeConfig(a=8, b=8), fakes.FakeConfig(a=2, b=2)} & {c for _, c in timer.asked}
 
 
-def test_a_measurement_that_breaks_the_gpu_loses_nothing(timer):
-    t = timer()
-    wanted = [*CONFIGS, AttentionConfig(block_kv=176)]
-    with pytest.raises(KeyError):  # the fake's way to fail: it has no answer
-        t.run(candidates=wanted)
-    assert len(stored()["trials"][WORK.key]) == 4
+def test_nothing_right_is_no_best(run, fake, fakes):
+    timer = fakes.Timer({c: "wrong" for c in fake.valid()[0]})
+    assert run(timer).best is None
 
 
-def test_nothing_to_measure_makes_no_measure(timer):
-    timer().run()
+def test_each_trial_is_on_disk_before_the_next_begins(run, fakes, store):
+    path, seen = store().path, []
+
+    class Looks(fakes.Timer):
+        def samples(self, config, repeats, stop_above):
+            entries = json.loads(path.read_text())["entries"] if path.exists() else []
+            seen.append(len(entries[0]["trials"]) if entries else 0)
+            return super().samples(config, repeats, stop_above)
+
+    run(Looks(), settings=Settings(slack=2.0))
+    assert seen[:17] == list(range(17))
+
+
+def test_running_again_measures_nothing(run, store, fakes):
+    run()
 
     def make():
         raise AssertionError("inputs drawn for nothing")
 
-    options = {"device": "nvidia_h200", "kernel": "attention", "environment": HERE, "budget": 10.0}
-    assert search(WORK, CONFIGS, make, resume=True, **options).skipped == 4
+    again = search(store(), make, fakes.Compiler())
+    assert again.measured == 0 and again.known > 0 and again.best["config"]["a"] == 8
+
+
+def test_a_new_value_is_all_that_is_measured(run, store, fake, fakes, monkeypatch):
+    run(settings=Settings(slack=2.0))
+    larger = type(fake)()
+    monkeypatch.setattr(larger, "space", {**fake.space, "a": (1, 2, 4, 8, 9, 16)}, raising=False)
+    monkeypatch.setattr(fakes, "true_seconds", lambda c: 5e-4 if c.a == 9 else 1e-3 + c.b * 1e-5)
+    timer = fakes.Timer()
+    old = store()
+    of = Store(old.path.parents[1], larger, old.workload, fakes.DEVICE, fakes.TOOLCHAIN, fakes.PROTOCOL)
+    outcome = run(timer, of=of, settings=Settings(slack=2.0))
+    # The three new ones, and whoever meets them in later rounds.
+    assert {c.a for c in timer.timed()[:3]} == {9} and outcome.best["config"]["a"] == 9
+    checked = [c for what, c in timer.asked if what == "check"]
+    assert {c.a for c in checked[:3]} == {9} and len(checked) <= 6
+    assert (
+        of.entry
+        and json.loads(of.path.read_text())["header"]["kernel"]["space"] == larger.space_hash != fake.space_hash
+    )
+
+
+def test_the_budget_ends_it_and_the_next_run_goes_on(run, fakes, store):
+    now = [0.0]
+    timer = fakes.Timer(now=now)
+    options = {"settings": Settings(slack=2.0), "clock": lambda: now[0]}
+    first = run(timer, budget=10.0, **options)
+    assert first.left == 17 - 6 and first.best is not None  # 60 % of the time is the first stage's
+    assert [c for what, c in timer.asked if what == "interleaved"]  # there was time left to confirm
+    timer = fakes.Timer(now=now)
+    second = run(timer, **options)
+    assert second.known == 6 and second.left == 0 and second.best["config"]["b"] == 4
+
+
+def test_the_best_of_before_comes_first_in_another_environment(run, store, fakes):
+    run()
+    timer = fakes.Timer()
+    run(timer, of=store(toolchain={**fakes.TOOLCHAIN, "cuda": "13.1"}))
+    assert timer.timed()[0] == fakes.FakeConfig(a=8, b=4) and timer.timed()[1] == fakes.FakeConfig()
+    data = cache.read(store().path)
+    assert len(data["header"]["provenances"]) == 2 and len(data["entries"]) == 1
+    assert data["entries"][0]["best"]["provenance"] == store(toolchain={**fakes.TOOLCHAIN, "cuda": "13.1"}).id
+
+
+def test_fresh_forgets_what_was_known(run, fakes, store):
+    run(settings=Settings(slack=2.0))
+    timer = fakes.Timer()
+    run(timer, fresh=True, budget=0.0)
+    assert timer.timed() == [] and store().best is not None  # nothing was lost for want of time
+    run(timer, fresh=True, settings=Settings(slack=2.0))
+    assert len(set(timer.timed())) == 17
+
+
+def test_a_measurement_that_breaks_the_gpu_loses_nothing(run, trials, fakes, fake):
+    bad = fakes.FakeConfig(a=8, b=4)
+    with pytest.raises(RuntimeError, match="illegal address"):
+        run(fakes.Timer({bad: RuntimeError("illegal address")}))
+    assert trials() and bad.to_json() not in [t["config"] for t in trials()]
+
+
+def test_a_guided_search_finds_it_with_fewer(run, fakes):
+    pytest.importorskip("optuna")
+    timer = fakes.Timer()
+    outcome = run(timer, settings=Settings(slack=9.0, guided=12))
+    assert len(set(timer.timed())) == 12 and outcome.best["seconds"] < 1.3e-3
+
+
+def test_workloads_of_one_file_keep_apart(run, store):
+    run()
+    run(of=store("m128n64"))
+    entries = cache.read(store().path)["entries"]
+    assert [e["workload"]["m"] for e in entries] == [128, 64] or [e["workload"]["m"] for e in entries] == [64, 128]
+    assert dataclasses.asdict(store().workload)["sizes"]

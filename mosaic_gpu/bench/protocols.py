@@ -83,7 +83,7 @@ class Session:
         self.device.synchronize()
         begin = self.device.now()
         timed.call.run(loops)
-        return (self.device.now() - begin) / (loops * timed.call.calls)
+        return float((self.device.now() - begin) / (loops * timed.call.calls))
 
     def interleaved(self, rounds: int) -> dict[str, list[float]]:
         """Seconds of a call in every round."""

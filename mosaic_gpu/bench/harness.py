@@ -40,6 +40,8 @@ def prepare_all(
             _check_alive(device, p.name, row["message"])
         else:
             row |= {"error": accuracy.error, "allowed": accuracy.allowed}
+            if used := p.config(cell):
+                row["config"] = used
             if accuracy.right:
                 calls[p.name] = call
             else:
@@ -66,7 +68,13 @@ def measure_cell(
     """Everything about one cell as plain data; `verdict` is won, tied, lost, unsupported (ours cannot), wrong, failed or
     alone (no peer can)."""
     rows, calls = prepare_all(cell, problem, providers, device, log)
-    record: dict[str, Any] = {"cell": cell.name, "flops": cell.flops, "providers": rows, "comparison": {}}
+    record: dict[str, Any] = {
+        "cell": cell.name,
+        "flops": cell.flops,
+        "bytes": cell.bytes,
+        "providers": rows,
+        "comparison": {},
+    }
     record["verdict"] = _missing_side(rows)
     if not calls:
         return record

@@ -47,7 +47,7 @@ def compare(
     rng = np.random.default_rng(0)  # the same samples give the same interval
 
     def medians(samples: Sequence[float], index: np.ndarray) -> np.ndarray:
-        return np.median(np.asarray(samples, np.float64)[index], axis=1)
+        return np.asarray(np.median(np.asarray(samples, np.float64)[index], axis=1))
 
     def draw(n: int) -> np.ndarray:
         return rng.integers(0, n, (resamples, n))

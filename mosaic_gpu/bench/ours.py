@@ -82,6 +82,17 @@ def kernel_call(function: Callable[..., Any], *arguments: Any) -> tuple[Program,
     return found[0]
 
 
+def explained(kernel: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+    """The config of a call and where it comes from; None for a call that the kernel does not take."""
+    from mosaic_gpu.tune.lookup import explain_config
+
+    try:
+        e = explain_config(kernel, *args, **kwargs)
+    except (ValueError, TypeError, NotImplementedError):
+        return None
+    return {"source": e.source, "match": e.match, "stale": e.stale, **e.config.to_json()}
+
+
 class TorchLaunch:
     """A compiled kernel on tensors.  sets: the arguments of each set; out: where the results go, set after set."""
 
@@ -102,7 +113,7 @@ class TorchLaunch:
     def __call__(self, i: int) -> None:
         """Enqueue a call on the i-th set."""
         addresses, sizes, _ = self.calls[i % len(self.calls)]
-        self.launcher.launch(addresses, sizes, self.stream())
+        self.launcher.launch(addresses, sizes, self.stream())  # type: ignore[no-untyped-call]
 
 
 class Ours(Provider):
@@ -112,11 +123,18 @@ class Ours(Provider):
 
     def __init__(self, torch: Any, named: NamedConfig, kernel: str, function: Callable[[Cell, Any], Any]) -> None:
         self.torch, self.named, self.kernel, self.function = torch, named, kernel, function
+        self._explained: dict[str, Any] | None = None
         self.name = named.name
 
     def version(self) -> str:
         """The config as given."""
         return "tuned or default" if self.named.fields is None else json.dumps(self.named.fields, sort_keys=True)
+
+    def config(self, cell: Cell) -> dict[str, Any] | None:
+        """As given, or what the lookup says of the tuned one."""
+        if self.named.fields is not None:
+            return {"source": "explicit", **self.named.fields}
+        return self._explained
 
     def prepare(self, cell: Cell, problem: Any) -> DeviceCall:
         """problem: has sets (tensors), shapes (abstract arguments) and output() (an empty tensor)."""
@@ -124,7 +142,9 @@ class Ours(Provider):
             raise Unsupported("this config is for other cells")
         try:
             config = self.named.config(self.kernel)
-            program, inputs = kernel_call(self.function(cell, config), *problem.abstract)
+            function = self.function(cell, config)
+            self._explained = explained(self.kernel, *problem.abstract, **getattr(function, "keywords", {}))
+            program, inputs = kernel_call(function, *problem.abstract)
         except UnsupportedCall as error:
             raise Unsupported(first_line(error)) from error
         except MosaicGpuError as error:

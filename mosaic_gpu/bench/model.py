@@ -31,11 +31,12 @@ class Device(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One shape.  data: what the benchmark needs to know of it."""
+    """One shape.  data: what the benchmark needs to know of it; bytes: of global memory that must be moved (0: unknown)."""
 
     name: str
     flops: int
     data: Any = None
+    bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,21 @@ class Provider:
     def prepare(self, cell: Cell, problem: Any) -> DeviceCall | HostCall:
         """Compile, allocate.  Raises Unsupported."""
         raise NotImplementedError
+
+    def config(self, cell: Cell) -> dict[str, Any] | None:
+        """The config that a kernel of ours runs a cell with, and where it comes from, as plain data."""
+        return None
+
+
+class Missing(Provider):
+    """A library that is not here: a named blank in the table, and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name, self.why = name, why
+
+    def prepare(self, cell: Cell, problem: Any) -> DeviceCall | HostCall:
+        """Unsupported."""
+        raise Unsupported(self.why)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,31 @@
+"""The same operations written in plain JAX: what the dispatchers run on GPUs for which there is no kernel.
+
+Right for any float dtype and head dim, differentiable, not fast: the scores lie in memory.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float) -> tuple[jax.Array, jax.Array]:
+    """softmax(scale q k^T) v, in q's dtype, and the natural log-sum-exp, (b, h, s) float32.
+
+    q: (b, s, h, d); k, v: (b, t, h_kv, d), h a multiple of h_kv.  Sums are float32.  A query that sees no key: zeros, -inf.
+    """
+    b, s, h, d = q.shape
+    t, h_kv = k.shape[1:3]
+    grouped = q.reshape(b, s, h_kv, h // h_kv, d)
+    scores = jnp.einsum("bsngd,btnd->bngst", grouped, k, preferred_element_type=jnp.float32) * scale
+    if causal:
+        scores = jnp.where(jnp.arange(t)[None] <= jnp.arange(s)[:, None], scores, -jnp.inf)
+    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    p = jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0.0)[..., None])
+    out = jnp.einsum("bngst,btnd->bsngd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(b, s, h, d), lse.reshape(b, h, s)
+
+
+def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b in a's dtype; sums are float32."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)

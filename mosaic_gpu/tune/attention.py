@@ -1,0 +1,171 @@
+"""Attention as the tuner sees it: its key, its spaces and a cost estimate for each generation."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .chip import Chip
+from .space import Grid, config_class, default_config
+from .tunable import Key, Tunable, unsupported
+from .workload import Attention
+
+ROWS = 64  # query rows of a compute warpgroup
+TILE_OVERHEAD = 2500.0  # clocks for the start and the end of a tile
+STEP_OVERHEAD = 120.0  # clocks of barriers in each step of a warpgroup
+# How much of the softmax does not hide under the products, by compute warpgroups: the tensor cores idle when all are at it.
+EXPOSED = {2: 0.45, 3: 0.28, 4: 0.2}
+
+# Register budgets are pairs, since the pool is shared: what one kind of warpgroup gives up is of no use unless the other takes
+# it.  Not in the grid is what lost wherever it was measured: no turns, and rescaling always.
+SM90: list[Grid] = [
+    {
+        "compute_warpgroups": (warpgroups,),
+        "compute_registers": (compute,),
+        "memory_registers": (memory,),
+        "block_kv": tuple(range(32, top + 1, 16)),
+        "num_stages": (2, 3, 4),
+        "q_in_registers": (False, True),
+        "sum_by_product": (False, True),
+        "persistent": (True, False),
+    }
+    for warpgroups, compute, memory, top in ((2, 240, 24, 192), (3, 160, 32, 144), (4, 112, 32, 80))
+]
+SM100: list[Grid] = [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}]
+
+
+class AttentionTunable(Tunable):
+    """`mosaic_gpu.kernels.attention.attention`."""
+
+    name: ClassVar[str] = "attention"
+    letters: ClassVar[Mapping[str, str]] = Attention.LETTERS
+    example: ClassVar[str] = Attention.EXAMPLE
+    slack: ClassVar[float] = 1.15  # the fastest that was measured on an H200 was at 1.03
+
+    def __init__(self, generation: str) -> None:
+        self.config = config_class("attention", generation)
+        self.space = SM90 if generation == "sm90" else SM100
+
+    def parse(self, text: str, *, dtype: str = "bfloat16", causal: bool = False, **options: Any) -> Attention:
+        """As b4s4096h16d128."""
+        return Attention.parse(text, dtype=dtype, causal=causal)
+
+    def workload(self, data: Mapping[str, Any]) -> Attention:
+        """Of plain data."""
+        return Attention(**data)
+
+    def workload_of(self, q: Any, k: Any, v: Any = None, *, causal: bool = False, **rest: Any) -> Attention:
+        """Of the arguments of `attention`."""
+        *batch, s, h, d = q.shape
+        t, h_kv = k.shape[-3:-1]
+        return Attention(math.prod(batch), s, t, h, h_kv, d, str(q.dtype), causal, 0 if v is None else v.shape[-1])
+
+    def key(self, w: Attention) -> Key:
+        """Head dims, dtype, mask, and the lengths by powers of two; not batch and heads."""
+        return {
+            "head_dim": w.head_dim,
+            "value_dim": w.value_dim,
+            "dtype": w.dtype,
+            "causal": w.causal,
+            "length": bucket(w.length),
+            "kv_length": bucket(w.kv_length),
+        }
+
+    def distance(self, a: Key, b: Key) -> float:
+        """Doublings of the lengths; another mask counts two, another dtype a quarter; another head dim is of no use."""
+        if (a["head_dim"], a["value_dim"]) != (b["head_dim"], b["value_dim"]):
+            return math.inf
+        lengths = sum(abs(math.log2(a[x] / b[x])) for x in ("length", "kv_length"))
+        return float(lengths + 2.0 * (a["causal"] != b["causal"]) + 0.25 * (a["dtype"] != b["dtype"]))
+
+    def default(self, w: Attention) -> Any:
+        """Of the head dim."""
+        return default_config("attention", self.generation, w.head_dim, w.value_dim)
+
+    def fits(self, w: Attention, config: Any) -> None:
+        """Shared memory and registers at this head dim."""
+        if hasattr(config, "check"):
+            config.check(w.head_dim, w.value_dim)
+
+    def cost(self, w: Attention, config: Any, chip: Chip) -> float:
+        """A roofline of one multiprocessor's steps, times its tiles; Blackwell's is the same for all until it has a kernel."""
+        return _cost_sm90(w, config, chip) if self.generation == "sm90" else 0.0
+
+    def arguments(self, w: Attention) -> Sequence[Any]:
+        """q, k and v."""
+        import jax
+        import jax.numpy as jnp
+
+        return [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in w.shapes]
+
+    def call(self, w: Attention, config: Any, arch: str = "") -> Callable[..., Any]:
+        """The kernel of this generation."""
+        module = importlib.import_module(self.config.__module__)
+        if not hasattr(module, "attention"):
+            raise unsupported("attention", self.generation)
+
+        def first(q: Any, k: Any, v: Any) -> Any:
+            options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": False}
+            return module.attention(q, k, v, **options)[0]
+
+        return first
+
+    def peers(self, w: Attention) -> dict[str, Callable[..., Any]]:
+        """JAX's own attention, by XLA and by cuDNN."""
+        import jax
+
+        def of(implementation: str) -> Callable[..., Any]:
+            return functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
+
+        return {"jax.nn xla": of("xla"), "jax.nn cudnn": of("cudnn")}
+
+    def judge(self, w: Attention, arrays: Sequence[Any]) -> Any:
+        """Twice the error of plain attention that rounds P."""
+        from .accuracy import Judge
+
+        return Judge.of(*arrays, causal=w.causal)
+
+    def sources(self) -> Sequence[Path]:
+        """The kernel, and the order of tiles."""
+        folder = Path(str(importlib.import_module(self.config.__module__).__file__)).parent
+        return [p for p in (folder / n for n in ("attention.py", "attention_config.py", "schedule.py")) if p.exists()]
+
+
+def bucket(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _cost_sm90(w: Attention, c: Any, chip: Chip) -> float:
+    keys, warpgroups = c.block_kv, c.compute_warpgroups
+    rows = ROWS * warpgroups
+
+    def products(n: int, depth: int, a_in_shared: bool) -> float:
+        """Clocks of the tensor cores for 64 x n x depth; B, and perhaps A, come out of shared memory."""
+        read = 32 * n + (2048 if a_in_shared else 0)
+        return depth / 16 * max(n / 2, read / chip.shared_bytes_per_clock)
+
+    tensor = warpgroups * (
+        products(keys, w.head_dim, not c.q_in_registers) + products(w.value_dim + 8 * c.sum_by_product, keys, False)
+    )
+    elements = ROWS * keys * warpgroups
+    softmax = elements / chip.exponentials + (5 - c.sum_by_product) * elements / chip.fp32_results
+    loads = 2 * keys * (w.head_dim + w.value_dim) / chip.l2_bytes_per_clock
+    step = max(tensor, softmax, loads) + EXPOSED[warpgroups] * min(tensor, softmax) + STEP_OVERHEAD
+    # A block that is asked for when its slot is free arrives in time only if the other slots last as long.
+    step = max(step, (chip.load_latency + loads) / c.num_stages)
+    blocks = math.ceil(w.kv_length / keys)
+    tiles = math.ceil(w.length / rows)
+    heads = w.batch * w.heads
+    per_tile = [min(blocks, math.ceil((m + 1) * rows / keys)) if w.causal else blocks for m in range(tiles)]
+    # A tile that ends in a mask or a tail computes whole blocks.
+    clocks = heads * (sum(per_tile) * step + tiles * TILE_OVERHEAD * (0.6 if c.persistent else 1.0))
+    longest = max(per_tile) * step + TILE_OVERHEAD
+    share = clocks / chip.multiprocessors
+    # Whole waves of whole tiles; a list of tiles evens causal ones out.
+    waves = math.ceil(heads * tiles / chip.multiprocessors) / (heads * tiles / chip.multiprocessors)
+    return float(max(share * (waves if not w.causal else 1 + (waves - 1) / 2), longest)) / chip.clock

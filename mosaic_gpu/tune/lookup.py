@@ -1,0 +1,215 @@
+"""Which config a call gets, and why: explicit > override > the user's cache > the repository's > the kernel's heuristic.
+
+In the caches an entry of exactly the call's key comes before the nearest one within the kernel's distance, the user's before
+the repository's at the same distance.  What cannot be used (a file of another device, a broken entry, a config that today's
+kernel refuses) is said in the log, once, and in the explanation; the search goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import CacheInvalid
+from . import cache
+from .tunable import Tunable, find_tunable
+
+log = logging.getLogger("mosaic_gpu")
+Source = Literal["explicit", "override", "user", "repository", "heuristic"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Where a config comes from.
+
+    source: explicit (an argument), override (`override_config`), user, repository (caches), heuristic.
+    match: of a cache, exact or nearest; found: that entry's key, distance: how far from `key`.
+    stale: the entry was timed with another revision of the kernel's source, or one that was not recorded.
+    notes: what was looked at and could not be used.
+    """
+
+    kernel: str
+    config: Any
+    source: Source
+    key: Mapping[str, Any]
+    device: str | None
+    match: Literal["exact", "nearest"] | None = None
+    found: Mapping[str, Any] | None = None
+    distance: float = 0.0
+    path: Path | None = None
+    tflops: float | None = None
+    date: str = ""
+    stale: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        fields = ", ".join(f"{k}={v}" for k, v in self.config.to_json().items() if k not in ("generation", "kernel"))
+        lines = [f"{self.kernel} {_words(self.key)} on {self.device or 'no GPU'}: {self.origin}", f"  {fields}"]
+        if self.stale:
+            lines.append(
+                f"  timed with another revision of the kernel; `mosaic-gpu tune run {self.kernel}` times this one"
+            )
+        return "\n".join(lines + [f"  {note}" for note in self.notes])
+
+    @property
+    def origin(self) -> str:
+        """In a few words."""
+        if self.match is None:
+            return {
+                "explicit": "the config that was passed",
+                "override": "the config of override_config",
+            }.get(self.source, "the kernel's heuristic: nothing tuned is near")
+        rate = f", {self.tflops:.0f} TFLOP/s there" if self.tflops else ""
+        if self.match == "exact":
+            near = f"exact key{rate}"
+        else:
+            found = self.found or {}
+            in_order = {k: found[k] for k in sorted(found, key=list(self.key).index)}
+            near = f"nearest key ({_words(in_order)}, distance {self.distance:.2g}{rate})"
+        return f"tuned, {near}, {self.source} cache {self.path}, {self.date}"
+
+
+def _words(key: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in key.items())
+
+
+_overrides: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("mosaic_gpu_overrides", default=())
+
+
+@contextlib.contextmanager
+def override_config(*configs: Any) -> Iterator[None]:
+    """While the body runs, calls of these configs' kernels that pass no config take them (of this generation's, the last).
+
+    It counts when a call is traced: a function that `jax.jit` has compiled before keeps what it has.
+    """
+    for c in configs:
+        if not (hasattr(c, "kernel") and hasattr(c, "generation")):
+            raise TypeError(f"override_config takes configs such as AttentionConfig(...), not {type(c).__name__}")
+    token = _overrides.set((*_overrides.get(), *configs))
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+def explain(tunable: Tunable, workload: Any, *, device: str | None, config: Any = None) -> Explanation:
+    """The config for a workload on a device (its name, None without a GPU), with its reasons."""
+    key = tunable.key(workload)
+    plain = functools.partial(Explanation, tunable.name, key=key, device=device)
+    if config is not None:
+        return plain(config, "explicit")
+    for c in reversed(_overrides.get()):
+        if (c.kernel, c.generation) == (tunable.name, tunable.generation):
+            return plain(c, "override")
+    notes: list[str] = []
+    found: list[tuple[float, int, float, cache.Loaded, Any, Any]] = []
+    folders: list[tuple[Source, Path]] = [("user", cache.user_folder()), ("repository", cache.repository_folder())]
+    for place, (_, folder) in enumerate(folders if device else []):
+        loaded = _loaded(cache.cache_file(folder, str(device), tunable.name), tunable, notes)
+        for entry in loaded.entries if loaded else ():
+            distance = _distance(tunable, key, entry)
+            if loaded is None or entry["best"] is None or distance > (tunable.nearest_within if distance else 0):
+                continue
+            # Of several entries with one key, that of the workload which is most like this one.
+            finer = tunable_distance(workload.to_json(), entry["workload"])
+            found.append((distance, place, finer, loaded, entry, None))
+    for distance, place, _, loaded, entry, _ in sorted(found, key=lambda f: f[:3]):
+        best = entry["best"]
+        try:
+            chosen = tunable.from_json(best["config"])
+            tunable.fits(workload, chosen)
+        except (TypeError, ValueError) as error:
+            notes.append(f"the config for {_words(entry['key'])} in {loaded.path} is none of today's kernel: {error}")
+            continue
+        stale = loaded.provenance(entry).get("source") != tunable.source_hash
+        made = plain(chosen, folders[place][0], match="nearest" if distance else "exact", found=entry["key"])
+        return _said(
+            dataclasses.replace(
+                made,
+                distance=distance,
+                path=loaded.path,
+                tflops=best["tflops"],
+                date=best["date"],
+                stale=stale,
+                notes=tuple(notes),
+            )
+        )
+    return _said(plain(tunable.default(workload), "heuristic", notes=tuple(notes)))
+
+
+def _loaded(path: Path, tunable: Tunable, notes: list[str]) -> cache.Loaded | None:
+    try:
+        loaded = cache.load(path)
+    except CacheInvalid as error:
+        notes.append(error.message)
+        return None
+    if loaded is None:
+        return None
+    generation = loaded.data["header"]["kernel"]["generation"]
+    if generation != tunable.generation:
+        notes.append(f"{path} has configs for {generation}, this device takes {tunable.generation}")
+        return None
+    notes += loaded.broken
+    return loaded
+
+
+def _distance(tunable: Tunable, key: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
+    if entry["key"] == key:
+        return 0.0
+    try:
+        return max(tunable.distance(dict(key), dict(entry["key"])), 1e-9)
+    except (KeyError, TypeError, ValueError):  # a key of fields that the kernel no longer has
+        return math.inf
+
+
+def tunable_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """Doublings of the numbers that two workloads share."""
+    total = 0.0
+    for name in a.keys() & b.keys():
+        x, y = a[name], b[name]
+        if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+            total += abs(math.log2(max(x, 1) / max(y, 1)))
+    return total
+
+
+def _said(e: Explanation) -> Explanation:
+    for note in e.notes:
+        _warn(note)
+    if e.stale:
+        _warn(
+            f"{e.kernel}: {e.path} was timed with another revision of the kernel; `mosaic-gpu tune run {e.kernel}` times this one"
+        )
+    if e.device is not None:
+        _tell(f"{e.kernel} {_words(e.key)}: {e.origin}")
+    return e
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn(text: str) -> None:
+    log.warning("%s", text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tell(text: str) -> None:
+    log.info("%s", text)
+
+
+def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwargs: Any) -> Explanation:
+    """Which config a call would take on this machine's first GPU, and why; `str` of it is the report.
+
+    kernel: 'attention', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays, or
+    `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.
+    """
+    from ..runtime.device import default_arch, device_key
+    from .space import generation_of
+
+    arch = default_arch()
+    tunable = find_tunable(kernel, generation_of(arch) if arch else "sm90") if isinstance(kernel, str) else kernel
+    return explain(tunable, tunable.workload_of(*args, **kwargs), device=device_key(), config=config)

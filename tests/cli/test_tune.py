@@ -1,0 +1,304 @@
+"""`tune` without a GPU: with a machine and a timer that are made up, on real cache files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from mosaic_gpu.cli import tune as tune_module
+from mosaic_gpu.cli.tune import seconds_of
+from mosaic_gpu.tune import cache, lookup, schema
+from mosaic_gpu.tune.tunable import find_tunable
+from mosaic_gpu.tune.workers import Machine
+
+FAKES = pathlib.Path(__file__).parents[1] / "tune" / "fakes.py"
+FAKE = f"{FAKES}:Fake"
+
+
+@pytest.fixture
+def folders(monkeypatch, tmp_path):
+    """(the user's, the repository's) caches."""
+    user, repository = tmp_path / "user", tmp_path / "checkout" / "autotune_cache"
+    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(user))
+    monkeypatch.setattr(cache, "repository_folder", lambda: repository)
+    repository.mkdir(parents=True)
+    (repository.parent / "pyproject.toml").touch()
+    for remembered in (cache._load, lookup._warn, lookup._tell):
+        remembered.cache_clear()
+    return user, repository
+
+
+@pytest.fixture
+def host(monkeypatch, folders):
+    """A machine with a GPU that nobody has; tests of `tune run` use its fake timer."""
+    find_tunable(FAKE)
+    fakes = next(m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == str(FAKES))
+    made = Machine("sm_90a", fakes.DEVICE, fakes.TOOLCHAIN, ("0",), f"{FAKES}:make_timer")
+    monkeypatch.setattr(tune_module, "machine", lambda: made)
+    return made
+
+
+def data_of(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def run(verb, *more):
+    return data_of(verb("tune", "run", FAKE, "--shape", "m64n64", "--json", *more))
+
+
+def test_run(verb, host, folders):
+    data = run(verb)
+    (row,) = data["results"]
+    assert row["config"]["a"] == 8 and row["measured"] > 0 and row["left"] == 0 and row["gain"] > 0.5
+    path = folders[0] / "nvidia_h200" / "fake.json"
+    assert data["file"] == str(path) and schema.problems(cache.read(path)) == []
+    again = run(verb)["results"][0]
+    assert (again["measured"], again["known"]) == (0, row["measured"]) and again["config"] == row["config"]
+    assert run(verb, "--again")["results"][0]["known"] == 0
+
+
+def test_run_prints_its_progress_and_a_table(verb, host):
+    result = verb("tune", "run", FAKE, "--shape", "m64n64", "--budget", "5m")
+    assert result.exit_code == 0, result.output
+    assert "a=8" in result.stdout and "TFLOP/s" in result.stdout and "fake.json" in result.stdout
+    assert "m64 n64 (1 of 1): timing" in result.stderr and "best" in result.stderr and "s left" in result.stderr
+
+
+def test_run_into_the_checkout(verb, host, folders):
+    assert run(verb, "--repo")["file"] == str(folders[1] / "nvidia_h200" / "fake.json") and not folders[0].exists()
+    (folders[1].parent / "pyproject.toml").unlink()
+    result = verb("tune", "run", FAKE, "--shape", "m64n64", "--repo")
+    assert result.exit_code == 2 and "is not in a checkout" in result.stderr
+
+
+def test_exhaustive_and_guided(verb, host):
+    assert run(verb, "--exhaustive")["results"][0]["measured"] == 17
+    assert run(verb, "--guided", "5", "--again")["results"][0]["measured"] == 5
+
+
+def test_resume_goes_on_with_what_the_cache_has(verb, host, tmp_path):
+    nothing = verb("tune", "resume", FAKE)
+    assert nothing.exit_code == 2 and "nothing to go on with" in nothing.stderr
+    shapes = tmp_path / "shapes.txt"
+    shapes.write_text("m64n64  # one\n\nm128n64\n")
+    first = data_of(verb("tune", "run", FAKE, "--from-file", shapes, "--json"))
+    assert [r["shape"] for r in first["results"]] == ["m64 n64", "m128 n64"]
+    # What a search that was stopped leaves behind.
+    path = pathlib.Path(first["file"])
+    data = cache.read(path)
+    data["entries"][0]["trials"] = data["entries"][0]["trials"][:3]
+    cache.write(path, data)
+    rows = data_of(verb("tune", "resume", FAKE, "--json"))["results"]
+    assert sorted(r["measured"] > 0 for r in rows) == [False, True] and all(r["left"] == 0 for r in rows)
+
+
+def test_show_and_its_trials_and_ranking(verb, host, folders):
+    assert "there are no tuning caches" in verb("tune", "show").stdout
+    run(verb, "--exhaustive")
+    result = verb("tune", "show")
+    assert (
+        result.exit_code == 0 and "nvidia_h200" in result.stdout and "17 ok" in result.stdout and "a=8" in result.stdout
+    )
+    assert "16" in verb("tune", "show", "nvidia_h200/fake", "--trials").stdout
+    (shown,) = data_of(verb("tune", "show", "--json"))
+    assert shown["place"] == "user" and len(shown["entries"]) == 1
+    (ranked,) = data_of(verb("tune", "show", "--ranking", "--json"))
+    assert ranked["of"] == 1 and ranked["entries"][0]["timed"] == 17 and 0 <= ranked["entries"][0]["place"] < 17
+    assert ranked["lost_by_first"] > 0
+    assert "top quarter in" in verb("tune", "show", "--ranking").stdout
+    missing = verb("tune", "show", "nvidia_b200/fake")
+    assert missing.exit_code == 2 and "there is no tuning cache nvidia_b200/fake" in missing.stderr
+
+
+@pytest.fixture
+def two(verb, host, tmp_path, folders):
+    """Two files of one kernel and device whose best configs differ in one workload; one has another workload, too."""
+    path = pathlib.Path(run(verb)["file"])
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    a.write_text(path.read_text())
+    data_of(verb("tune", "run", FAKE, "--shape", "m128n64", "--json"))
+    data = cache.read(path)
+    for e in data["entries"]:
+        if e["workload"]["m"] == 64:
+            e["best"] = {**e["best"], "seconds": e["best"]["seconds"] / 2, "config": {**e["best"]["config"], "b": 2}}
+    cache.write(b, data)
+    return a, b
+
+
+def test_diff(verb, two):
+    a, b = two
+    result = verb("tune", "diff", a, b, "--json")
+    rows = {r["workload"]["m"]: r for r in json.loads(result.stdout)["rows"]}
+    assert result.exit_code == 1 and rows[128]["only"] == "b" and rows[64]["ratio"] == pytest.approx(2.0)
+    assert list(rows[64]["changed"]) == ["b"]
+    text = verb("tune", "diff", a, b).stdout
+    assert "only in b" in text and "2.000" in text
+    same = verb("tune", "diff", a, a)
+    assert same.exit_code == 0 and "same config" in same.stdout
+
+
+def test_merge(verb, two, tmp_path, folders):
+    a, b = two
+    out = tmp_path / "merged.json"
+    merged = data_of(verb("tune", "merge", a, b, "--out", out, "--json"))
+    assert merged["entries"] == 2 and merged["file"] == str(out)
+    # Found again out of the trials, whatever the files said was the best.
+    assert {e["workload"]["m"]: e["best"]["config"]["b"] for e in json.loads(out.read_text())["entries"]}[64] == 4
+    other = tmp_path / "other.json"
+    data = json.loads(a.read_text())
+    data["header"]["device"]["name"] = "nvidia_h100"
+    other.write_text(json.dumps(data))
+    refused = verb("tune", "merge", a, other, "--out", out)
+    assert refused.exit_code == 2 and "of device nvidia_h100" in refused.stderr
+    into = data_of(verb("tune", "merge", b, "--json"))
+    assert into["file"] == str(folders[0] / "nvidia_h200" / "fake.json") and into["entries"] == 2
+
+
+def test_merge_brings_schema_1_to_today(verb, folders, tmp_path):
+    old = tmp_path / "old.json"
+    attention = find_tunable("attention")
+    trial = {
+        "workload": attention.parse("b4s4096h16d128").to_json(),
+        "environment": {"driver": "CUDA 13.0", "package": "0.1.0", "toolchain": "NVRTC 13.0.88"},
+        "config": attention.config(block_kv=96).to_json(),
+        "date": "2026-11-29T22:02:42+00:00",
+        "status": "ok",
+        "seconds": 8e-4,
+        "error": 1e-3,
+        "allowed": 2e-3,
+        "message": "",
+    }
+    old.write_text(json.dumps({"schema": 1, "device": "nvidia_h200", "kernel": "attention", "trials": {"k": [trial]}}))
+    made = data_of(verb("tune", "merge", old, "--json"))
+    found = lookup.explain(attention, attention.parse("b4s4096h16d128"), device="nvidia_h200")
+    assert found.config.block_kv == 96 and found.stale and str(found.path) == made["file"]
+    old.write_text(json.dumps({"schema": 1, "device": "nvidia_h200", "kernel": "attention", "trials": {"k": [{}]}}))
+    refused = verb("tune", "merge", old)
+    assert refused.exit_code == 2 and "cannot be brought to 2" in refused.stderr
+
+
+def test_prune_and_export(verb, two, tmp_path):
+    _, b = two
+    before = len(json.loads(b.read_text())["entries"][0]["trials"])
+    assert before > 2
+    # In place a file must lie where it belongs.
+    place = tmp_path / "nvidia_h200" / "fake.json"
+    place.parent.mkdir()
+    data = json.loads(b.read_text())
+    data["entries"].append({"key": 3})
+    place.write_text(json.dumps(data))
+    dropped = data_of(verb("tune", "prune", place, "--fastest", "2", "--json"))["dropped"]
+    assert dropped["broken entries"] == 1 and dropped["slower trials"] > 0
+    kept = json.loads(place.read_text())["entries"]
+    assert [len(e["trials"]) for e in kept] == [2, 2]
+    refused = verb("tune", "prune", place, "--stale")
+    assert refused.exit_code == 2 and "whose source is not known here" in refused.stderr
+    out = tmp_path / "small.json"
+    assert data_of(verb("tune", "export", place, "--out", out, "--json"))["entries"] == 2
+    small = json.loads(out.read_text())
+    assert schema.problems(small) == [] and all(e["trials"] == [] and e["best"] for e in small["entries"])
+
+
+def test_validate(verb, two, folders, tmp_path):
+    assert verb("tune", "validate").exit_code == 0
+    path = folders[0] / "nvidia_h200" / "fake.json"
+    data = json.loads(path.read_text())
+    data["entries"][0]["trials"][0]["status"] = "wonderful"
+    path.write_text(json.dumps(data))
+    result = verb("tune", "validate")
+    assert result.exit_code == 1 and "'wonderful' is not one of" in result.stdout
+    attention = folders[0] / "nvidia_h200" / "attention.json"
+    tunable = find_tunable("attention")
+    w = tunable.parse("b1s64h1d256")
+    data["header"]["kernel"] = {"name": "attention", "generation": "sm90", "space": None}
+    best = {**data["entries"][1]["best"], "config": tunable.config(block_kv=176).to_json()}
+    data["entries"] = [{"key": tunable.key(w), "workload": w.to_json(), "best": best, "trials": []}]
+    attention.write_text(json.dumps(data))
+    found = json.loads(verb("tune", "validate", "nvidia_h200/attention", "--json").stdout)
+    assert "bytes of shared memory" in found[str(attention)][0]
+    attention.write_text(attention.read_text()[:50])
+    assert "only a part" in verb("tune", "validate", attention).stdout
+
+
+def test_compile_without_a_gpu_and_time_it_elsewhere(verb, host, folders, tmp_path, monkeypatch):
+    out = tmp_path / "carried"
+    monkeypatch.setenv("MOSAIC_GPU_CACHE_DIR", str(tmp_path / "none"))  # put back what the verbs set
+    arguments = ["tune", "compile", "attention", "--shape", "b1s256h1d64", "--causal", "--top", "3", "--out", out]
+    plan = data_of(verb(*arguments, "--json"))
+    (entry,) = plan["workloads"]
+    assert [c["status"] for c in entry["configs"]] == ["ok"] * 3 and all(
+        c["registers"] in (128, 168) for c in entry["configs"]
+    )
+    assert [c["estimate_seconds"] for c in entry["configs"]] == sorted(c["estimate_seconds"] for c in entry["configs"])
+    assert len([p for p in (out / "cubins").iterdir() if len(p.name) == 64]) in (
+        2,
+        3,
+    )  # whether it is persistent is the launch's
+    timers = tmp_path / "timers.py"
+    timers.write_text(
+        f"from mosaic_gpu.tune.tunable import _module_of\nfakes = _module_of({str(FAKES)!r})\n"
+        "class T(fakes.Timer):\n"
+        "    def samples(self, config, repeats, stop_above): return [1e-3 / config.block_kv] * repeats\n"
+        "    def interleaved(self, configs, rounds): return [[1e-3 / c.block_kv] * rounds for c in configs]\n"
+        "def make_timer(*arguments): return T()\n"
+    )
+    import dataclasses
+
+    monkeypatch.setattr(tune_module, "machine", lambda: dataclasses.replace(host, timer=f"{timers}:make_timer"))
+    timed = data_of(verb("tune", "time", out, "--json"))
+    (row,) = timed["results"]
+    sizes = [c["config"]["block_kv"] for c in entry["configs"]]
+    assert row["measured"] == 3 and row["config"]["block_kv"] == max(sizes)
+    monkeypatch.setattr(tune_module, "machine", lambda: dataclasses.replace(host, arch="sm_100a"))
+    refused = verb("tune", "time", out)
+    assert refused.exit_code == 2 and "compiled for sm_90a, this GPU is sm_100a" in refused.stderr
+    (out / "plan.json").write_text("{}")
+    assert "has no plan of `tune compile`" in verb("tune", "time", out).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "conv"], "a kernel to tune is attention, matmul or FILE.py:NAME, not 'conv'"),
+        (["run", "nowhere.py:K"], "there is no file"),
+        (["run", FAKE], "has no usual shapes: give --shape, such as m128n128"),
+        (["run", f"{FAKES}:Nothing", "--shape", "m1n1"], "has no Tunable 'Nothing'; it has Fake"),
+        (
+            ["run", "attention", "--shapes", "llama-9"],
+            "there is no set of shapes 'llama-9' for attention; there are benchmark",
+        ),
+        (["run", "attention", "--shape", "b1s8 maybe causal"], "come causal or full, and bf16 or f16, not 'maybe'"),
+        (["run", "attention", "--from-file", "/nonexistent"], "--from-file: /nonexistent cannot be read"),
+        (["run", FAKE, "--shape", "m64"], "lacks n (columns)"),
+        (["compile", "attention", "--out", "x", "--arch", "sm_80"], "--arch sm_80: one of"),
+        (["show", "nothing"], "there is no tuning cache nothing"),
+        (["run", "attention", "--budget", "0"], "write 120s"),
+    ],
+)
+def test_refusals(verb, folders, arguments, words):
+    result = verb("tune", *arguments)
+    text = " ".join(result.stderr.split())
+    assert result.exit_code == 2 and words in text and "Traceback" not in text, result.output
+
+
+def test_sets_of_shapes_are_shapes():
+    from mosaic_gpu.tune.shapes import SETS, named_shapes, workloads
+
+    for kernel, sets in SETS.items():
+        for name in sets:
+            found = workloads(find_tunable(kernel), named_shapes(kernel, name), dtype="bf16", causal=None)
+            assert found and len(set(found)) == len(found)
+    found = workloads(
+        find_tunable("attention"), named_shapes("attention", "llama3-8b,b1s128d64"), dtype="bf16", causal=None
+    )
+    assert [w.causal for w in found] == [True] * 3 + [False, True]
+    assert {(w.heads, w.kv_heads, w.head_dim) for w in found[:3]} == {(32, 8, 128)}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("120s", 120), ("2m", 120), ("1.5h", 5400), ("7", 7)])
+def test_budgets(text, seconds):
+    assert seconds_of(text) == seconds
