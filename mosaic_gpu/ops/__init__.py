@@ -3,6 +3,7 @@
 from . import (
     barriers,
     control_flow,
+    conversions,
     copies,
     elementwise,
     grid,
@@ -18,6 +19,7 @@ from . import (
 __all__ = [
     "barriers",
     "control_flow",
+    "conversions",
     "copies",
     "elementwise",
     "grid",

@@ -50,6 +50,7 @@ class Op:
     simulate: (thread, step) -> generator or None; the same step on NumPy.
     issues_only: touches no register array and may be run by one elected thread (barriers, copies, MMA issue).
     instead: what to write where a table has no rule.
+    dtypes: of its first array operand (or result); () where no register array is involved.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Op:
     simulate_rule: Rule | None = None
     plan_rules: dict[Table, Rule] = dataclasses.field(default_factory=dict)
     emit_rules: dict[Table, Rule] = dataclasses.field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
 
     def abstract(self, rule: Rule) -> Rule:
         self.abstract_rule = rule
