@@ -138,7 +138,7 @@ class Tracer:
             params = {
                 k: v
                 for k, v in e.params.items()
-                if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"
+                if isinstance(v, (int, float, str, bool, tuple, np.dtype, np.generic)) or k == "new_dtype"
             }
             inputs = tuple(self.read(v) for v in e.invars)
             if name in ELEMENTWISE:
@@ -269,7 +269,7 @@ def plain(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
             return tuple(convert(x) for x in v)
         if isinstance(v, np.dtype) or (isinstance(v, type) and issubclass(v, np.generic)):
             return dtype_name(np.dtype(v))
-        return v
+        return v.item() if isinstance(v, np.generic) else v
 
     return tuple(sorted((k, convert(v)) for k, v in params.items() if v is not None))
 

@@ -1,6 +1,7 @@
 """All operations.  Importing this fills the tables of `registry`."""
 
 from . import (
+    assembly,
     barriers,
     control_flow,
     conversions,
@@ -10,6 +11,7 @@ from . import (
     reductions,
     refs,
     registers,
+    scans,
     shapes,
     tcgen05,
     warp_branch,
@@ -17,6 +19,7 @@ from . import (
 )
 
 __all__ = [
+    "assembly",
     "barriers",
     "control_flow",
     "conversions",
@@ -25,6 +28,7 @@ __all__ = [
     "grid",
     "reductions",
     "refs",
+    "scans",
     "registers",
     "shapes",
     "tcgen05",

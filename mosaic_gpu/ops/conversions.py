@@ -16,7 +16,7 @@ NARROW = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)
 HALF = {"bfloat16": "bf16", "float16": "f16"}
 
 
-def _define(name: str, expression: Callable[[Equation], str], numpy: Callable[[Equation, Any], Any]) -> Op:
+def _define(name: str, expression: Callable[[Equation], str], numpy: Callable[..., Any]) -> Op:
     """An op of one file: how its equation reads in C, and what it computes of NumPy arrays."""
     o = op(name, issues_only=True)
 
@@ -83,30 +83,28 @@ def _neighbour(e: Equation) -> str:
 _define("nextafter", _neighbour, lambda e, x, y: np.nextafter(x, y)).dtypes = FLOATS
 
 
-def _reduced(e: Equation, x: Any) -> Any:
-    """Mantissa rounded to nearest even; what leaves the exponent's range becomes infinite or zero."""
-    bits, digits = e.param("exponent_bits"), e.param("mantissa_bits")
-    for dtype, known in _PRECISIONS.items():
-        if known == (bits, digits):
-            return x.astype(numpy_dtype(dtype)).astype(x.dtype)
-    raise UnsupportedPrimitive(_odd_precision(bits, digits), e.line)
+_PRECISIONS = {(5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32"}
 
 
-_PRECISIONS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
-
-
-def _odd_precision(bits: int, digits: int) -> str:
-    return f"reduce_precision to {bits} exponent and {digits} mantissa bits: only {', '.join(_PRECISIONS)} have a conversion"
+def _precision(e: Equation) -> str:
+    """The type whose values a reduced precision has."""
+    wanted = (e.param("exponent_bits"), e.param("mantissa_bits"))
+    if wanted not in _PRECISIONS:
+        raise UnsupportedPrimitive(
+            f"reduce_precision to {wanted[0]} exponent and {wanted[1]} mantissa bits: only {', '.join(_PRECISIONS.values())} "
+            "have a conversion",
+            e.line,
+        )
+    return _PRECISIONS[wanted]
 
 
 def _reduce_precision(e: Equation) -> str:
-    wanted = (e.param("exponent_bits"), e.param("mantissa_bits"))
-    for dtype, known in _PRECISIONS.items():
-        if known == wanted:
-            if dtype in HALF:
-                return f"from_{HALF[dtype]}(to_{HALF[dtype]}({{0}}))"
-            return "(float)({0})" if dtype == "float32" else "{0}"
-    raise UnsupportedPrimitive(_odd_precision(*wanted), e.line)
+    to = _precision(e)
+    return f"from_{HALF[to]}(to_{HALF[to]}({{0}}))" if to in HALF else "(float)({0})"
+
+
+def _reduced(e: Equation, x: Any) -> Any:
+    return x.astype(numpy_dtype(_precision(e))).astype(x.dtype)
 
 
 _define("reduce_precision", _reduce_precision, _reduced).dtypes = ("float32", "float16", "bfloat16")

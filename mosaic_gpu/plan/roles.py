@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..ops.elementwise import ELEMENTWISE, PURE, WITH_PARAMETERS, numpy_dtype
+from ..ops.registry import OPS
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute
 
 DEAD_IF_UNUSED = PURE | {
@@ -152,7 +153,7 @@ def _sweep(equations: Sequence[Equation], live: set[int] | None = None) -> tuple
     used = set() if live is None else live
     out: list[Equation] = []
     for e in reversed(equations):
-        if e.op in DEAD_IF_UNUSED and not any(r.id in used for r in e.results):
+        if (e.op in DEAD_IF_UNUSED or (e.op in OPS and OPS[e.op].pure)) and not any(r.id in used for r in e.results):
             continue
         regions = []
         for r in e.regions:
