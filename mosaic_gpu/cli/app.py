@@ -14,6 +14,7 @@ from .common import Verbs
 from .compile import compile_kernel
 from .demo import demo
 from .doctor import doctor
+from .ops import list_ops
 from .simulate import simulate_kernel
 from .tune import run
 
@@ -52,6 +53,7 @@ def tune_root() -> None:
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
+app.command("ops")(list_ops)
 app.command("simulate")(simulate_kernel)
 bench_app.command("attention")(attention)
 bench_app.command("compile")(bench_compile)

@@ -148,6 +148,7 @@ ROWS = (
     Row("neg", np.negative, "-{0}", "-{0}"),
     Row("abs", np.abs, "fabsf({0})", "({0} < 0 ? -{0} : {0})"),
     Row("sign", np.sign, "({0} > 0.f ? 1.f : {0} < 0.f ? -1.f : {0})", "(({0} > 0) - ({0} < 0))"),
+    Row("one_minus_square", lambda x: 1 - x * x, "(1.f - {0} * {0})"),
     Row("square", np.square, "{0} * {0}", "{0} * {0}"),
     Row("floor", np.floor, "floorf({0})"),
     Row("ceil", np.ceil, "ceilf({0})"),

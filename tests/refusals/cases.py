@@ -85,6 +85,12 @@ case("a long first axis of the grid", nothing, grid=(70000, 2), grid_names=("a",
 case("tensor memory on Hopper", nothing, scratch=[plgpu.TMEM((128, 64), F)])
 case("a cluster barrier along no axis", nothing, scratch=[plgpu.ClusterBarrier(collective_axes="x")], **PAIR)
 
+case(
+    "more elements than there should be code for",
+    lambda b: b.__setitem__(..., plgpu.broadcasted_iota(jnp.int32, (4096, 128), 0, layout=WGMMA)),
+    out=o(4096, 128, dtype=jnp.int32),
+)
+
 # ---- tracing ------------------------------------------------------------------------------------------------------------------
 CAPTURED = np.arange(64.0, dtype=np.float32)
 case("a captured array", lambda a, b: b.__setitem__(..., a[...] + jnp.asarray(CAPTURED)), x(64), out=o(64))
@@ -104,10 +110,22 @@ case(
 )
 case("constants as an index", lambda a, b: b.__setitem__(..., a[np.array([1, 5])]), x(256), out=o(2))
 case(
-    "scan over arrays",
-    lambda a, b: b.__setitem__(0, lax.scan(lambda c, y: (c + y, None), F(0), a[...])[0]),
-    x(128),
+    "keys split in a kernel",
+    lambda a, b: b.__setitem__(0, jax.random.uniform(jax.random.split(jax.random.key(a[0]))[0], ())),
+    x(1, dtype=np.int32),
     out=o(1),
+)
+case(
+    "a key made of data",
+    lambda a, b: b.__setitem__(..., jax.random.bits(jax.random.wrap_key_data(a[...]), (128,))),
+    x(2, dtype=np.uint32),
+    out=o(128, dtype=jnp.uint32),
+)
+case(
+    "a key of another generator",
+    lambda a, b: b.__setitem__(..., jax.random.bits(jax.random.key(a[0], impl="rbg"), (128,))),
+    x(1, dtype=np.int32),
+    out=o(128, dtype=jnp.uint32),
 )
 case("an unknown primitive", lambda a, b: b.__setitem__(..., lax.digamma(a[...])), x(128), out=o(128))
 case(
