@@ -14,6 +14,7 @@ from .common import Verbs
 from .compile import compile_kernel
 from .demo import demo
 from .doctor import doctor
+from .ops import list_ops
 from .simulate import simulate_kernel
 from .tune import compile_ahead_of_time, resume, run, time_compiled
 
@@ -49,6 +50,7 @@ def root(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
+app.command("ops")(list_ops)
 app.command("simulate")(simulate_kernel)
 for measure in (bench.attention, bench.matmul, bench.kernel, bench.compare, bench.report):
     bench_app.command(measure.__name__)(measure)

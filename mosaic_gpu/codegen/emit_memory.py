@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..errors import LayoutConflict
 from ..layouts.access import by_stmatrix, global_vector, shared_vector, together
 from ..layouts.registers import RegisterLayout, wgmma
 from ..layouts.shared import SharedLayout, itemsize
@@ -106,10 +105,7 @@ class MemoryEmitter(ValueEmitter):
     def _shared_array(self, view: View, x: Operand, store: bool) -> None:
         buffer = self.plan.buffers[view.ref.id]
         layout = self.layout(x)
-        if layout is None:
-            raise LayoutConflict(
-                f"storing one repeated value to {view}: give it a layout with layout_cast, so that each thread knows its part"
-            )
+        assert layout is not None  # what goes to memory is never one value for all elements
         shared: SharedLayout = buffer.layout
         if store and self._stmatrix(view, x, layout, shared, buffer.offset):
             return
@@ -206,10 +202,7 @@ class MemoryEmitter(ValueEmitter):
     def _global_array(self, access: Any, x: Operand, store: bool) -> None:
         view: View = access.view
         layout = self.layout(x)
-        if layout is None:
-            raise LayoutConflict(
-                f"storing one repeated value to {view}: give it a layout with layout_cast, so that each thread knows its part"
-            )
+        assert layout is not None  # what goes to memory is never one value for all elements
         assert isinstance(x, Value)
         name = f"g{self.fresh()}"
         self._thread_coordinates(name, layout, view)

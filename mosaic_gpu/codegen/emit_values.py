@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import LayoutConflict, UnsupportedPrimitive
 from ..layouts.registers import Digit, RegisterLayout
-from ..program import Affine, Literal, Operand, Value, View
+from ..program import Affine, Literal, Operand, Value
 from .text import PACKED, Text, c_type, half, literal
 
 
@@ -192,53 +192,6 @@ class ValueEmitter(Text):
             self.line(f"{{ const int i = {n // 2}; {last} }}")
 
     # ---- renaming ---------------------------------------------------------------------------------------------------------
-    def rename(self, step: Any, source: Operand, dims: tuple[int, ...] | None) -> None:
-        """Broadcast (dims: where each source dimension goes) or unit reshape (dims None): result registers are the source's."""
-        e = step.equation
-        result: Value = e.results[0]
-        layout, have = self.layout(result), self.layout(source)
-        if layout is None or have is None:
-            if layout is None:
-                self.names[result.id] = self.scalar(source)
-            else:
-                self.declare(result)
-                self.copy(self.name(result), result, source)
-            return
-        if dims is None:
-            self.names[result.id] = self.scalar(source)
-            return
-        shape = source.shape if not isinstance(source, View) else ()
-        where = {have.register_part(i): i for i in reversed(range(have.registers))}
-        self.declare(result)
-        table = []
-        for i in range(layout.registers):
-            part = layout.register_part(i)
-            table.append(where[tuple(part[d] if shape[k] != 1 else 0 for k, d in enumerate(dims))])
-        self._gather(result, source, table)
-
-    def part(self, step: Any, source: Operand, start: tuple[int, ...]) -> None:
-        """A slice: each thread keeps the registers that hold it.  Refused where that is not the result's layout."""
-        e = step.equation
-        result: Value = e.results[0]
-        layout, have = self.layout(result), self.layout(source)
-        if layout is None or have is None:
-            self.names[result.id] = self.scalar(source)
-            return
-        if _thread_digits(have) != _thread_digits(layout):
-            raise UnsupportedPrimitive(f"a slice of {have} as {layout} moves elements between threads", e.line)
-        where = {have.register_part(i): i for i in range(have.registers)}
-        wanted = [
-            tuple(a + b for a, b in zip(layout.register_part(i), start, strict=True)) for i in range(layout.registers)
-        ]
-        if any(w not in where for w in wanted):
-            raise UnsupportedPrimitive(
-                f"a slice of {have} that starts at {start} cuts through what a thread holds; "
-                "start at a multiple of the layout's tile",
-                e.line,
-            )
-        self.declare(result)
-        self._gather(result, source, [where[w] for w in wanted])
-
     def _gather(self, result: Value, source: Operand, table: list[int]) -> None:
         name = self.name(result)
         if result.dtype in PACKED:
@@ -292,69 +245,3 @@ class ValueEmitter(Text):
             lines = [f"{name}[{i}] = {t};" for i, t in enumerate(texts)]
         for k in range(0, len(lines), 8):
             self.line(" ".join(lines[k : k + 8]))
-
-    # ---- reductions ---------------------------------------------------------------------------------------------------------
-    def reduce(self, step: Any, axes: tuple[int, ...], combine: str, chains: int = 4) -> None:
-        """Within the thread in `chains` independent chains (latency), then over the lanes that hold the same result."""
-        e = step.equation
-        source, result = e.operands[0], e.results[0]
-        layout = self.layout(source)
-        assert layout is not None
-        kept = [i for i in range(len(layout.shape)) if i not in axes]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for i in range(layout.registers):
-            part = layout.register_part(i)
-            groups.setdefault(tuple(part[k] for k in kept), []).append(i)
-        target = self.layout(result)
-        order = list(groups) if target is None else [target.register_part(i) for i in range(target.registers)]
-        name = f"r{result.id}"
-        self.line(
-            f"float {name}[{len(order)}];"
-            if result.dtype in PACKED
-            else f"{c_type(result.dtype)} {name}[{len(order)}];"
-        )
-        kind = "float" if result.dtype in PACKED else c_type(result.dtype)
-        for k, key in enumerate(order):
-            members = groups[key]
-            width = min(chains, len(members))
-            with self.block():
-                self.line(" ".join(f"{kind} c{c} = {self.element(source, members[c])};" for c in range(width)))
-                texts = [
-                    f"c{j % width} = {combine.format(f'c{j % width}', self.element(source, m))};"
-                    for j, m in enumerate(members)
-                    if j >= width
-                ]
-                for t in range(0, len(texts), 4):
-                    self.line(" ".join(texts[t : t + 4]))
-                total = "c0"
-                if width == 4:
-                    total = combine.format(combine.format("c0", "c1"), combine.format("c2", "c3"))
-                elif width > 1:
-                    for c in range(1, width):
-                        total = combine.format(total, f"c{c}")
-                self.line(f"{name}[{k}] = {total};")
-                below = 1
-                for d in layout.lane:
-                    if d.dim in axes:
-                        for bit in range((d.size - 1).bit_length()):
-                            other = f"__shfl_xor_sync(~0u, {name}[{k}], {below << bit})"
-                            self.line(f"{name}[{k}] = {combine.format(f'{name}[{k}]', other)};")
-                    below *= d.size
-        if target is None:
-            total = f"{name}[0]"
-            if result.dtype in PACKED:
-                total = f"from_{half(result.dtype)}(to_{half(result.dtype)}({total}))"
-            self.define_scalar(result, total)
-        elif result.dtype in PACKED:
-            self.declare(result)
-            n = target.registers
-            for i in range(0, n, 2):
-                self.line(
-                    f"{self.name(result)}[{i // 2}] = pack_{half(result.dtype)}x2({name}[{i}], {name}[{min(i + 1, n - 1)}]);"
-                )
-        else:
-            self.names[result.id] = name
-
-
-def _thread_digits(layout: RegisterLayout) -> tuple[tuple[Digit, ...], tuple[Digit, ...]]:
-    return layout.lane, layout.warp

@@ -15,6 +15,7 @@ from ..ops.registry import Scope
 from ..plan.model import BarrierArray, Block, Plan, Role, Step
 from ..program import Equation
 from .emit_mma import MmaEmitter
+from .emit_scans import ScanEmitter
 from .prelude import generated, prelude_for
 from .text import stored_type
 
@@ -56,7 +57,7 @@ def emit(plan: Plan) -> str:
     return Emitter(plan).source()
 
 
-class Emitter(MmaEmitter):
+class Emitter(ScanEmitter, MmaEmitter):
     """Writes one kernel."""
 
     def __init__(self, plan: Plan) -> None:
@@ -161,6 +162,9 @@ class Emitter(MmaEmitter):
         outer = (self.layouts, self.single_thread, self.scope)
         self.layouts, self.single_thread, self.scope = role.layouts, role.single_thread, role.scope
         self.line(f"// role {role.name}" + (", one thread" if role.single_thread else ""))
+        if role.scratch_bytes:
+            first = min(role.indices)
+            self.scratch = f"{role.scratch}" + (f" + (wg - {first}) * {role.scratch_bytes}" if role.indices[1:] else "")
         waited = list(dict.fromkeys(_waited(role.body)))
         if role.scope is Scope.WARPGROUP and not role.single_thread:
             self._phases(waited)

@@ -21,6 +21,7 @@ _FILES = (
     "registers",
     "tma",
     "math",
+    "numbers",
     "matrix",
     "wgmma",
     "tcgen05",

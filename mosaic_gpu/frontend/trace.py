@@ -14,11 +14,12 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from ..errors import Line, OutOfBounds, UnsupportedCall, UnsupportedPrimitive
+from ..errors import Line, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .primitives import TreeOf, dtype_name, slice_class
+from .random import RANDOM, key_of_constant
 
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -36,7 +37,17 @@ CALLS |= {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
-IDENTITY = {"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint"}
+IDENTITY = {
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "reshard",
+    "sharding_constraint",
+    "optimization_barrier",
+    "pvary",
+    "multiple_of",
+}
+SAME_AS = {"add_any": "add"}  # what autodiff writes, and the operation that it is
 
 
 def user_line(equation: Any, outer: Line | None) -> Line | None:
@@ -106,6 +117,9 @@ class Tracer:
         return [self.read(v) for v in inner.outvars]
 
     def constant(self, c: Any, line: Line | None) -> Operand:
+        key = key_of_constant(c, literal)
+        if key is not None:
+            return key  # type: ignore[no-any-return]
         if np.ndim(c) == 0 and not hasattr(c, "aval"):
             return literal(c, np.asarray(c).dtype)
         raise UnsupportedCall(
@@ -120,7 +134,7 @@ class Tracer:
         return Region(inputs, tuple(equations), tuple(outputs))
 
     def equation(self, e: Any, out: list[Equation], line: Line | None) -> None:
-        name = e.primitive.name
+        name = SAME_AS.get(e.primitive.name, e.primitive.name)
         operands = e.params.get("operands")
         if isinstance(operands, TreeOf):
             params = {k: v for k, v in e.params.items() if k not in ("operands", "results")}
@@ -138,7 +152,7 @@ class Tracer:
             params = {
                 k: v
                 for k, v in e.params.items()
-                if isinstance(v, (int, float, str, bool, tuple, np.dtype)) or k == "new_dtype"
+                if isinstance(v, (int, float, str, bool, tuple, np.dtype, np.generic)) or k == "new_dtype"
             }
             inputs = tuple(self.read(v) for v in e.invars)
             if name in ELEMENTWISE:
@@ -269,7 +283,7 @@ def plain(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
             return tuple(convert(x) for x in v)
         if isinstance(v, np.dtype) or (isinstance(v, type) and issubclass(v, np.generic)):
             return dtype_name(np.dtype(v))
-        return v
+        return v.item() if isinstance(v, np.generic) else v
 
     return tuple(sorted((k, convert(v)) for k, v in params.items() if v is not None))
 
@@ -323,10 +337,9 @@ def _scan(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
         xs = len(e.invars) - consts - carry
     body = p["jaxpr"]
     inner = getattr(body, "jaxpr", body)
-    if xs or len(inner.outvars) != carry or p["reverse"]:
-        raise UnsupportedPrimitive(
-            "scan over arrays (xs, ys or reverse) in a kernel: loop with fori_loop and index the Refs", line
-        )
+    if xs or len(inner.outvars) != carry:
+        _scan_arrays(tr, e, body, consts, carry, out, line)
+        return
     operands = [tr.read(v) for v in e.invars]
     outer, init = operands[:consts], operands[consts:]
     counted = (
@@ -335,6 +348,60 @@ def _scan(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     start = int(init[0].value) if counted and isinstance(init[0], Literal) else 0
     bounds = (Literal(start, "int32"), Literal(start + p["length"], "int32"))
     _for(tr, e, body, outer, init, bounds, counted, p["unroll"], out, line)
+
+
+def _scan_arrays(
+    tr: Tracer, e: Any, body: Any, consts: int, carry: int, out: list[Equation], line: Line | None
+) -> None:
+    """A scan over register arrays: a counted loop that carries the ys; step i takes element i of each xs."""
+    p, inner = e.params, getattr(body, "jaxpr", body)
+    operands = [tr.read(v) for v in e.invars]
+    outer, init, xs = operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
+    ys = e.outvars[carry:]
+    i = tr.fresh((), "int32")
+    inside: list[Equation] = []
+    at: Operand = i
+    if p["reverse"]:
+        at = tr.fresh((), "int32")
+        inside.append(Equation("sub", (Literal(p["length"] - 1, "int32"), i), (at,), (), (), line))
+    zero = Literal(0, "int32")
+
+    def first(x: Operand) -> tuple[Operand, ...]:
+        return (at, *[zero] * (len(x.shape) - 1))
+
+    elements: list[Operand] = []
+    for x in xs:
+        row, element = tr.fresh((1, *x.shape[1:]), x.dtype), tr.fresh(x.shape[1:], x.dtype)
+        params = (("slice_sizes", row.shape),)
+        inside.append(Equation("dynamic_slice", (x, *first(x)), (row,), params, (), line))
+        inside.append(Equation("squeeze", (row,), (element,), (("dimensions", (0,)),), (), line))
+        elements.append(element)
+    carried = tuple(tr.fresh(o.shape, o.dtype) for o in init)
+    stacked = tuple(tr.fresh(v.aval.shape, v.aval.dtype) for v in ys)
+    results = tr.inline(body, [*outer, *carried, *elements], inside, line)
+    outputs: list[Operand] = list(results[:carry])
+    for y, old in zip(results[carry:], stacked, strict=True):
+        row, new = tr.fresh((1, *old.shape[1:]), old.dtype), tr.fresh(old.shape, old.dtype)
+        dims = tuple(range(1, len(old.shape)))
+        wide = (("broadcast_dimensions", dims), ("shape", row.shape))
+        inside.append(Equation("broadcast_in_dim", (y,), (row,), wide, (), line))
+        inside.append(Equation("dynamic_update_slice", (old, row, *first(old)), (new,), (), (), line))
+        outputs.append(new)
+    starts: list[Operand] = []
+    for v in stacked:
+        start = tr.fresh(v.shape, v.dtype)
+        blank = literal(0, np.dtype(v.dtype) if v.dtype != "bfloat16" else jax.numpy.bfloat16)
+        out.append(
+            Equation(
+                "broadcast_in_dim", (blank,), (start,), (("broadcast_dimensions", ()), ("shape", v.shape)), (), line
+            )
+        )
+        starts.append(start)
+    assert len(inner.outvars) == len(outputs)
+    region = Region((i, *carried, *stacked), tuple(inside), tuple(outputs))
+    bounds = (zero, Literal(p["length"], "int32"))
+    loop = (("unroll", int(p["unroll"]) if not isinstance(p["unroll"], bool) else (0 if p["unroll"] else 1)),)
+    out.append(Equation("for", (*bounds, *init, *starts), tr.define(e.outvars), loop, (region,), line))
 
 
 def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -457,6 +524,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "warp_branch": _warp_branch,
     "warp_map": _warp_map,
     "axis_index": _axis_index,
+    **RANDOM,
 }
 
 

@@ -1,13 +1,17 @@
 """Which register layout each array of a role has: annotations pin some, operations tie the rest.
 
-Elementwise operations and loop carries make classes of values that share one layout (union-find); reductions and
-broadcasts relate two classes.  Known layouts spread along both until nothing changes; what is still open becomes
-`WG_STRIDED`.  A value whose elements are all equal (a broadcast scalar and what is computed from such) is a *splat*: it has
-no layout and fits any.
+Elementwise operations and loop carries make classes of values that share one layout (union-find); two pins that disagree
+within a class are a `LayoutConflict`.  Reductions, broadcasts, reshapes, slices and casts relate two classes: known layouts
+spread along them until nothing changes, and where both sides are known and differ the operation itself converts, through
+shared memory if it must.  What is still open takes `default_layout`.
+
+A value whose elements are all equal (a broadcast scalar and what is computed from such) is a *splat*: it has no layout
+and fits any.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -15,8 +19,10 @@ from collections.abc import Sequence
 from ..errors import LayoutConflict, Line
 from ..ops import registry
 from ..ops.elementwise import PURE
-from ..program import Equation, Operand, Value
+from ..program import Equation, Operand, Value, View, walk
 from .registers import Layout, LayoutName, RegisterLayout
+from .shared import itemsize
+from .spread import default_layout
 
 
 @dataclasses.dataclass
@@ -48,6 +54,8 @@ class Solver:
         self.reshapes: list[tuple[Equation, Value, Value, tuple[int, ...]]] = []
         self.parts: list[tuple[Equation, Value, Value]] = []
         self.preferences: list[tuple[Equation, Value, LayoutName]] = []
+        self.casts: list[tuple[Equation, Value, Value]] = []
+        self.reduced: dict[int, set[int]] = {}
 
     # ---- called by rules ----------------------------------------------------------------------------------------------
     def same(self, e: Equation, operands: Sequence[Operand]) -> None:
@@ -82,10 +90,22 @@ class Solver:
 
     def reduction(self, e: Equation, wide: Operand, narrow: Value, axes: tuple[int, ...]) -> None:
         if isinstance(wide, Value) and wide.id not in self.splats:
-            self._class(wide)
+            self.along(wide, axes)
             if narrow.shape:
                 dims = tuple(i for i in range(len(wide.shape)) if i not in axes)
                 self.relations.append(_Relation(e, wide, narrow, dims))
+
+    def cast(self, e: Equation, x: Operand, y: Value, layout: LayoutName) -> None:
+        """y is x in `layout`; x takes the same where nothing else decides, as that is free."""
+        self.pin(e, y, layout)
+        if isinstance(x, Value) and not self.splats & {x.id, y.id}:
+            self.casts.append((e, x, y))
+
+    def along(self, x: Operand, axes: Sequence[int]) -> None:
+        """x is reduced, scanned or sorted along `axes`: lanes share them rather than warps, where nothing else decides."""
+        if isinstance(x, Value) and x.id not in self.splats:
+            self._class(x)
+            self.reduced.setdefault(x.id, set()).update(axes)
 
     def part(self, e: Equation, whole: Operand, part: Value) -> None:
         """part is a slice of whole: the same named layout for another shape."""
@@ -153,14 +173,12 @@ class Solver:
             if x.layout is None:
                 x.layout, x.line = y.layout, y.line
 
-    def _set(self, value: Value, layout: RegisterLayout, e: Equation) -> bool:
+    def _set(self, value: Value, layout: RegisterLayout, e: Equation) -> None:
         c = self._class(value)
-        if c.layout is not None:
-            if not c.layout.same_map(layout):
-                raise _conflict(c.layout, c.line, layout, e.line, e)
-            return False
-        c.layout, c.line = layout, e.line
-        return True
+        if c.layout is None:
+            c.layout, c.line = layout, e.line
+        elif not c.layout.same_map(layout):
+            raise _conflict(c.layout, c.line, layout, e.line, e)
 
     # ---- solving --------------------------------------------------------------------------------------------------------
     def solve(self, equations: Sequence[Equation]) -> dict[int, RegisterLayout]:
@@ -178,26 +196,20 @@ class Solver:
             c = self.classes[root]
             if c.layout is not None:
                 continue
-            shape = c.members[0].shape
-            try:
-                c.layout = Layout.WG_STRIDED.of(shape)
-            except ValueError as error:
-                raise LayoutConflict(
-                    f"no layout is known for an array of shape {shape}, and the default does not fit: {error}. Take tiles "
-                    "of a multiple of 128 elements (where their start is traced they may stick out of a GMEM array), or "
-                    "pin one with layout_cast",
-                    c.made,
-                ) from None
+            first = c.members[0]
+            axes = frozenset().union(*(self.reduced.get(m.id, ()) for m in c.members))
+            c.layout = default_layout(first.shape, itemsize(first.dtype), axes)
             while self._spread():
                 pass
         return {m.id: c.layout for c in self.classes.values() for m in c.members if c.layout is not None}
 
     def _spread(self) -> bool:
+        """Offer known layouts to what is related; where both sides are known and differ, the operation converts."""
         changed = False
         for r in self.relations:
             wide, narrow = self._class(r.wide), self._class(r.narrow)
             if wide.layout is not None:
-                changed |= self._set(r.narrow, _narrow(wide.layout, r), r.equation)
+                changed |= self._offer(r.narrow, _narrow(wide.layout, r), r.equation)
             elif narrow.layout is not None:
                 for candidate in (Layout.WGMMA, Layout.TCGEN05_TMEM_NATIVE):
                     try:
@@ -205,24 +217,33 @@ class Solver:
                     except ValueError:
                         continue
                     if _narrow(layout, r).same_map(narrow.layout):
-                        changed |= self._set(r.wide, layout, r.equation)
+                        changed |= self._offer(r.wide, layout, r.equation)
                         break
+        for e, x, y in self.casts:
+            layout_of_y = self._class(y).layout
+            assert layout_of_y is not None
+            changed |= self._offer(x, layout_of_y, e)
         for e, x, y, dims in self.reshapes:
             lx, ly = self._class(x).layout, self._class(y).layout
             if lx is not None:
-                changed |= self._set(y, lx.with_unit_dims(y.shape, [d if d >= 0 else 0 for d in dims]), e)
+                changed |= self._offer(y, lx.with_unit_dims(y.shape, [d if d >= 0 else 0 for d in dims]), e)
             elif ly is not None:
                 back = [dims.index(d) if d in dims else 0 for d in range(len(y.shape))]
-                changed |= self._set(x, ly.with_unit_dims(x.shape, back), e)
+                changed |= self._offer(x, ly.with_unit_dims(x.shape, back), e)
         for e, whole, part in self.parts:
             for known, other in ((whole, part), (part, whole)):
-                whole_layout = self._class(known).layout
-                if whole_layout is not None and whole_layout.name in ("WGMMA", "TCGEN05_TMEM_NATIVE"):
-                    try:
-                        changed |= self._set(other, Layout[whole_layout.name].of(other.shape), e)
-                    except ValueError as error:
-                        raise LayoutConflict(f"a slice of {whole_layout}: {error}", e.line) from None
+                named = self._class(known).layout
+                if named is not None and named.name in ("WGMMA", "TCGEN05_TMEM_NATIVE"):
+                    with contextlib.suppress(ValueError):  # another shape may have no such layout
+                        changed |= self._offer(other, Layout[named.name].of(other.shape), e)
         return changed
+
+    def _offer(self, value: Value, layout: RegisterLayout, e: Equation) -> bool:
+        c = self._class(value)
+        if c.layout is not None:
+            return False
+        c.layout, c.line = layout, e.line
+        return True
 
 
 def _narrow(wide: RegisterLayout, r: _Relation) -> RegisterLayout:
@@ -278,6 +299,7 @@ def _splats(equations: Sequence[Equation]) -> set[int]:
                 visit(g.equations)
 
     visit(equations)
+    not_splat |= _needed_whole(equations)
     changed = True
     while changed:
         changed = False
@@ -298,6 +320,16 @@ def _splats(equations: Sequence[Equation]) -> set[int]:
                 not_splat.add(i)
                 changed = True
     return arrays - not_splat
+
+
+def _needed_whole(equations: Sequence[Equation]) -> set[int]:
+    """Ids of arrays that an operation needs in registers, each element by itself."""
+    found: set[int] = set()
+    for e in walk(tuple(equations)):
+        to_memory = e.op == "swap" and isinstance(e.operands[0], View) and e.operands[0].space.kind != "acc"
+        if to_memory or (e.op in registry.OPS and registry.OPS[e.op].whole):
+            found |= {o.id for o in e.operands if isinstance(o, Value) and o.shape and o.space is None}
+    return found
 
 
 def infer(equations: Sequence[Equation]) -> dict[int, RegisterLayout]:

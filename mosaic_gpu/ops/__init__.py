@@ -1,14 +1,17 @@
 """All operations.  Importing this fills the tables of `registry`."""
 
 from . import (
+    assembly,
     barriers,
     control_flow,
+    conversions,
     copies,
     elementwise,
     grid,
     reductions,
     refs,
     registers,
+    scans,
     shapes,
     tcgen05,
     warp_branch,
@@ -16,13 +19,16 @@ from . import (
 )
 
 __all__ = [
+    "assembly",
     "barriers",
     "control_flow",
+    "conversions",
     "copies",
     "elementwise",
     "grid",
     "reductions",
     "refs",
+    "scans",
     "registers",
     "shapes",
     "tcgen05",

@@ -1,7 +1,8 @@
 """Arithmetic, comparisons, selection and conversion, element by element: JAX's primitives as a table.
 
 A row: C expressions for floats (computed in float32, also for 16-bit types, which are rounded on the way out), for integers
-and for bools; the `.approx` form that `approx_math` allows; the NumPy function that the simulator runs.
+and for bools; the `.approx` form that `approx_math` allows; the NumPy function that the simulator runs.  In an expression of
+integers $T is their C type, $U the unsigned and $S (in parentheses) the signed one of the same width, $W the width in bits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..program import Equation
 from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+C_INTEGERS = {8: ("signed char", "u8"), 16: ("short", "u16"), 32: ("int", "u32"), 64: ("long long", "u64")}
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -44,7 +47,21 @@ class Row:
             return None if self.float_ is None else _in_double(self.float_)
         if dtype in FLOATS:
             return self.approx if approx and self.approx else self.float_
-        return self.int_
+        return self.int_ and in_type(self.int_, dtype)
+
+    def dtypes(self) -> tuple[str, ...]:
+        """The operand types that the row has an expression for."""
+        return tuple(d for d in (*FLOATS, *INTEGERS, "bool") if self.expression(d, False) is not None)
+
+
+def in_type(expression: str, dtype: str) -> str:
+    """An integer expression with the C types and the width of `dtype` filled in."""
+    if dtype not in INTEGERS:
+        return expression
+    bits = int(dtype.lstrip("uint"))
+    signed, unsigned = C_INTEGERS[bits]
+    own = unsigned if dtype.startswith("u") else signed
+    return expression.replace("$T", own).replace("$U", unsigned).replace("$S", f"({signed})").replace("$W", str(bits))
 
 
 def _in_double(expression: str) -> str:
@@ -66,10 +83,54 @@ def _divide(a: Any, b: Any) -> Any:
     return a / b
 
 
-def _erf(x: Any) -> Any:
-    from math import erf
+def _special(name: str) -> Callable[[Any], Any]:
+    """A function of scipy.special, which JAX itself needs, computed in float64."""
 
-    return np.vectorize(erf, otypes=[np.float64])(np.asarray(x, np.float64))
+    def call(x: Any) -> Any:
+        from scipy import special
+
+        return getattr(special, name)(np.asarray(x, np.float64))
+
+    return call
+
+
+def _lgamma(x: Any) -> Any:
+    return np.where(np.isinf(x), np.inf, _special("gammaln")(x))
+
+
+def _unsigned(x: Any) -> Any:
+    a = np.asarray(x)
+    return a.view(f"u{a.dtype.itemsize}")
+
+
+def _shift(numpy: Callable[..., Any], beyond: Callable[[Any], Any], logical: bool = False) -> Callable[..., Any]:
+    """A shift in which `beyond` says what is left of x when the distance is its width or more (or negative)."""
+
+    def call(x: Any, n: Any) -> Any:
+        x, n = np.asarray(x), _unsigned(n)
+        bits = 8 * x.dtype.itemsize
+        a = _unsigned(x) if logical else x
+        return np.where(n < bits, numpy(a, np.minimum(n, bits - 1).astype(a.dtype)), beyond(a)).view(x.dtype)
+
+    return call
+
+
+def _signed(x: Any) -> Any:
+    a = np.asarray(x)
+    return a.view(f"i{a.dtype.itemsize}")
+
+
+def _select(which: Any, *cases: Any) -> Any:
+    return np.choose(np.asarray(which).astype(np.int32), cases, mode="clip")
+
+
+def _zero(x: Any) -> Any:
+    return np.zeros_like(x)
+
+
+def _clz(x: Any) -> Any:
+    bits = 8 * np.asarray(x).dtype.itemsize
+    return np.vectorize(lambda v: bits - int(v).bit_length(), otypes=[np.int64])(_unsigned(x))
 
 
 ROWS = (
@@ -87,6 +148,7 @@ ROWS = (
     Row("neg", np.negative, "-{0}", "-{0}"),
     Row("abs", np.abs, "fabsf({0})", "({0} < 0 ? -{0} : {0})"),
     Row("sign", np.sign, "({0} > 0.f ? 1.f : {0} < 0.f ? -1.f : {0})", "(({0} > 0) - ({0} < 0))"),
+    Row("one_minus_square", lambda x: 1 - x * x, "(1.f - {0} * {0})"),
     Row("square", np.square, "{0} * {0}", "{0} * {0}"),
     Row("floor", np.floor, "floorf({0})"),
     Row("ceil", np.ceil, "ceilf({0})"),
@@ -102,18 +164,47 @@ ROWS = (
     Row("cos", np.cos, "cosf({0})", approx="__cosf({0})"),
     Row("tanh", np.tanh, "tanhf({0})", approx="tanh_approx({0})"),
     Row("logistic", lambda x: 1 / (1 + np.exp(-x)), "(1.f / (1.f + expf(-{0})))"),
-    Row("erf", _erf, "erff({0})"),
+    Row("erf", _special("erf"), "erff({0})"),
+    Row("erfc", _special("erfc"), "erfcf({0})"),
+    Row("erf_inv", _special("erfinv"), "erfinvf({0})"),
+    Row("lgamma", _lgamma, "lgammaf({0})"),
+    Row("tan", np.tan, "tanf({0})", approx="__tanf({0})"),
+    Row("asin", np.arcsin, "asinf({0})"),
+    Row("acos", np.arccos, "acosf({0})"),
+    Row("atan", np.arctan, "atanf({0})"),
+    Row("atan2", np.arctan2, "atan2f({0}, {1})"),
+    Row("sinh", np.sinh, "sinhf({0})"),
+    Row("cosh", np.cosh, "coshf({0})"),
+    Row("asinh", np.arcsinh, "asinhf({0})"),
+    Row("acosh", np.arccosh, "acoshf({0})"),
+    Row("atanh", np.arctanh, "atanhf({0})"),
+    Row("cbrt", np.cbrt, "cbrtf({0})"),
+    Row("_copysign", np.copysign, "copysignf({0}, {1})"),
+    Row("population_count", lambda x: np.bitwise_count(_unsigned(x)), None, "__popcll((u64)($U)({0}))"),
+    Row("clz", _clz, None, "(__clzll((long long)($U)({0})) - (64 - $W))"),
     Row("pow", np.power, "powf({0}, {1})"),
     Row("is_finite", np.isfinite, "(fabsf({0}) < __int_as_float(0x7f800000))"),
     Row("eq", np.equal, "{0} == {1}", "{0} == {1}", "{0} == {1}"),
     Row("ne", np.not_equal, "{0} != {1}", "{0} != {1}", "{0} != {1}"),
-    Row("lt", np.less, "{0} < {1}", "{0} < {1}"),
-    Row("le", np.less_equal, "{0} <= {1}", "{0} <= {1}"),
-    Row("gt", np.greater, "{0} > {1}", "{0} > {1}"),
-    Row("ge", np.greater_equal, "{0} >= {1}", "{0} >= {1}"),
-    Row("shift_left", np.left_shift, None, "{0} << {1}"),
-    Row("shift_right_arithmetic", np.right_shift, None, "{0} >> {1}"),
-    Row("select_n", lambda c, f, t: np.where(c, t, f), "({0} ? {2} : {1})", "({0} ? {2} : {1})", "({0} ? {2} : {1})"),
+    Row("lt", np.less, "{0} < {1}", "{0} < {1}", "!{0} && {1}"),
+    Row("le", np.less_equal, "{0} <= {1}", "{0} <= {1}", "!{0} || {1}"),
+    Row("gt", np.greater, "{0} > {1}", "{0} > {1}", "{0} && !{1}"),
+    Row("ge", np.greater_equal, "{0} >= {1}", "{0} >= {1}", "{0} || !{1}"),
+    # JAX defines shifts by the width and more: nothing, or the sign, is left.
+    Row("shift_left", _shift(np.left_shift, _zero), None, "(($U)({1}) < $W ? ($T)(($U)({0}) << ({1})) : ($T)0)"),
+    Row(
+        "shift_right_arithmetic",
+        _shift(lambda x, n: _signed(x) >> _signed(n), lambda x: _signed(x) >> (8 * x.dtype.itemsize - 1)),
+        None,
+        "($T)($S({0}) >> (($U)({1}) < $W ? (int)({1}) : $W - 1))",
+    ),
+    Row(
+        "shift_right_logical",
+        _shift(np.right_shift, _zero, logical=True),
+        None,
+        "(($U)({1}) < $W ? ($T)(($U)({0}) >> ({1})) : ($T)0)",
+    ),
+    Row("select_n", _select, "({0} ? {2} : {1})", "({0} ? {2} : {1})", "({0} ? {2} : {1})"),
     Row(
         "clamp",
         lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
@@ -122,7 +213,16 @@ ROWS = (
     ),
 )
 ELEMENTWISE = {r.name: r for r in ROWS}
-PURE = set(ELEMENTWISE) | {"integer_pow", "convert_element_type", "bitcast_convert_type"}
+# Elementwise as well, with parameters that decide the expression.
+WITH_PARAMETERS = {
+    "integer_pow",
+    "round",
+    "nextafter",
+    "convert_element_type",
+    "bitcast_convert_type",
+    "reduce_precision",
+}
+PURE = set(ELEMENTWISE) | WITH_PARAMETERS
 
 
 def _computes_in(e: Equation) -> str:
@@ -133,6 +233,7 @@ def _computes_in(e: Equation) -> str:
 
 def _define(row: Row) -> None:
     o: Op = op(row.name, issues_only=True)
+    o.dtypes = row.dtypes()
 
     @o.layouts
     def _(solver: Any, e: Equation) -> None:
@@ -142,6 +243,8 @@ def _define(row: Row) -> None:
     def _(out: Any, step: Any) -> None:
         e = step.equation
         expression = row.expression(_computes_in(e), out.approx)
+        if row.name == "select_n" and e.operands[0].dtype != "bool":
+            expression = _chain(len(e.operands) - 1)
         if expression is None:
             raise UnsupportedPrimitive(
                 f"{row.name!r} of {_computes_in(e)} has no instruction here; convert with astype first", e.line
@@ -160,70 +263,13 @@ def _define(row: Row) -> None:
             sim.write(e.results[0], np.asarray(row.numpy(*args)).astype(dtype) if fused is None else fused)
 
 
+def _chain(cases: int) -> str:
+    """select_n by an integer: the first case where it is 0 or less, the last where it is too large."""
+    text = f"{{{cases}}}"
+    for k in range(cases - 1, 0, -1):
+        text = f"({{0}} <= {k - 1} ? {{{k}}} : {text})"
+    return text
+
+
 for _row in ROWS:
     _define(_row)
-
-integer_pow = op("integer_pow", issues_only=True)
-
-
-@integer_pow.layouts
-def _(solver: Any, e: Equation) -> None:
-    solver.same(e, [*e.operands, *e.results])
-
-
-@integer_pow.emit(BOTH, (WARPGROUP, WARP))
-def _(out: Any, step: Any) -> None:
-    y = int(step.equation.param("y"))
-    product = " * ".join(["{0}"] * abs(y)) or "1"
-    out.elementwise(step, f"({product})" if y >= 0 else f"(1.f / ({product}))")
-
-
-@integer_pow.simulate
-def _(sim: Any, step: Any) -> None:
-    e = step.equation
-    sim.write(e.results[0], np.power(sim.read(e.operands[0]), e.param("y")).astype(numpy_dtype(e.results[0].dtype)))
-
-
-NARROW = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
-
-convert = op("convert_element_type", issues_only=True)
-
-
-def _converted(x: Any, source: str, to: str) -> Any:
-    """A float outside an integer type's range becomes its nearest end, NaN zero, as `cvt.rzi` has it (PTX ISA, cvt)."""
-    dtype = numpy_dtype(to)
-    if source not in FLOATS or to not in (*NARROW, "int32", "uint32"):
-        return x.astype(dtype)
-    ends = np.iinfo(dtype)
-    return np.clip(np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0), ends.min, ends.max).astype(dtype)
-
-
-@convert.layouts
-def _(solver: Any, e: Equation) -> None:
-    solver.same(e, [*e.operands, *e.results])
-
-
-@convert.emit(BOTH, (WARPGROUP, WARP))
-def _(out: Any, step: Any) -> None:
-    e = step.equation
-    to, source = e.results[0].dtype, e.operands[0].dtype
-    if to == "bool":
-        out.elementwise(step, "({0} != 0)")
-    elif source in FLOATS and to in FLOATS:
-        out.elementwise(step, "(double)({0})" if to == "float64" else "(float)({0})")
-    elif source in FLOATS and to in NARROW:
-        low, high = NARROW[to]  # C leaves open what a narrow type makes of a number too large; 32 bits saturate
-        out.elementwise(step, f"({out.c_type(to)})min(max((int)({{0}}), {low}), {high})")
-    elif source in FLOATS and not to.startswith("float8"):
-        out.elementwise(step, f"({out.c_type(to)})({{0}})")
-    elif to in FLOATS:
-        out.elementwise(step, "(float)({0})")
-    else:
-        out.elementwise(step, f"({out.c_type(to)})({{0}})")
-
-
-@convert.simulate
-def _(sim: Any, step: Any) -> None:
-    e = step.equation
-    with np.errstate(all="ignore"):
-        sim.write(e.results[0], _converted(sim.read(e.operands[0]), e.operands[0].dtype, e.results[0].dtype))

@@ -1,21 +1,93 @@
-"""Reductions over dimensions of a register array: within a thread, then by shuffles over the lanes that share a result."""
+"""Reductions of a register array along any dimensions: within a thread, over lanes by shuffles, over warps through scratch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedPrimitive
-from ..program import Equation
-from .elementwise import FLOATS, numpy_dtype
-from .registry import op
+from ..layouts.registers import RegisterLayout
+from ..layouts.shared import itemsize
+from ..layouts.spread import crosses_warps
+from ..program import Equation, Value
+from .elementwise import FLOATS, INTEGERS, numpy_dtype
+from .registry import Op, op
 
 
-def _define(name: str, combine: str, numpy: Callable[..., Any], integer: str = "", approx: str = "") -> None:
-    """combine: of floats, computed in float32; integer, approx: where they are computed otherwise."""
-    o = op(name)
+@dataclasses.dataclass(frozen=True)
+class Combine:
+    """How two elements become one, as C expressions of {0} and {1}; None where a type has no such reduction.
+
+    floats: of float32, in which 16-bit types are computed too; double: of float64.
+    """
+
+    name: str
+    numpy: Callable[..., Any]
+    floats: str | None = None
+    integers: str | None = None
+    bools: str | None = None
+    approx: str | None = None
+    double: str | None = None
+
+    def of(self, dtype: str, approx: bool = False) -> str | None:
+        if dtype == "bool":
+            return self.bools
+        if dtype == "float64":
+            return self.double or self.floats
+        if dtype in FLOATS:
+            return self.approx if approx and self.approx else self.floats
+        return self.integers
+
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(d for d in (*FLOATS, *INTEGERS, "bool") if self.of(d))
+
+
+def _nan_first(order: str) -> str:
+    return f"({{0}} != {{0}} || {{0}} {order} {{1}} ? {{0}} : {{1}})"
+
+
+SUM = Combine("reduce_sum", np.sum, "({0} + {1})", "({0} + {1})")
+PRODUCT = Combine("reduce_prod", np.prod, "({0} * {1})", "({0} * {1})")
+MAX = Combine(
+    "reduce_max",
+    np.max,
+    "max_nan({0}, {1})",
+    "({0} > {1} ? {0} : {1})",
+    "({0} || {1})",
+    "fmaxf({0}, {1})",
+    _nan_first(">"),
+)
+MIN = Combine(
+    "reduce_min",
+    np.min,
+    "min_nan({0}, {1})",
+    "({0} < {1} ? {0} : {1})",
+    "({0} && {1})",
+    "fminf({0}, {1})",
+    _nan_first("<"),
+)
+AND = Combine("reduce_and", np.bitwise_and.reduce, None, "({0} & {1})", "({0} && {1})")
+OR = Combine("reduce_or", np.bitwise_or.reduce, None, "({0} | {1})", "({0} || {1})")
+XOR = Combine("reduce_xor", np.bitwise_xor.reduce, None, "({0} ^ {1})", "({0} != {1})")
+
+
+def exchange_bytes(layouts: Mapping[int, RegisterLayout], e: Equation, result: Value, size: int) -> int:
+    """Scratch of a reduction's results of `size` bytes: for the warps, and for a layout of the result that differs."""
+    x = e.operands[0]
+    wide = layouts.get(x.id) if isinstance(x, Value) else None
+    if wide is None:
+        return 0
+    natural = wide.reduce(tuple(e.param("axes")))
+    across = 128 * natural.registers * size if crosses_warps(wide, e.param("axes")) else 0
+    have = layouts.get(result.id)
+    moves = have is not None and not have.same_map(natural)
+    return max(across, int(np.prod(result.shape, dtype=np.int64)) * size if moves else 0)
+
+
+def _define(c: Combine) -> Op:
+    o = op(c.name, pure=True, whole=True, dtypes=c.dtypes())
 
     @o.layouts
     def _(solver: Any, e: Equation) -> None:
@@ -24,33 +96,60 @@ def _define(name: str, combine: str, numpy: Callable[..., Any], integer: str = "
     @o.emit()
     def _(out: Any, step: Any) -> None:
         e = step.equation
-        axes = tuple(e.param("axes"))
-        layout = out.layout(e.operands[0])
-        if layout is None:
-            raise UnsupportedPrimitive(
-                f"{name} of an array whose elements are all equal: multiply or use the scalar itself", e.line
-            )
-        if any(d.dim in axes and d.size > 1 for d in layout.warp):
-            raise UnsupportedPrimitive(
-                f"{name} over axes {axes} of {layout} crosses warps. Rows of an array loaded with load(ref, layout=Layout.WGMMA) "
-                "can be reduced (axis 1); combine the rest through shared memory",
-                e.line,
-            )
-        dtype = e.operands[0].dtype
-        if dtype == "float64" and integer:
-            raise UnsupportedPrimitive(f"{name} of float64: convert to float32 first", e.line)
-        expression = approx if approx and out.approx else combine
-        out.reduce(step, axes, integer if integer and dtype not in FLOATS else expression)
+        out.reduce(step, tuple(e.param("axes")), c.of(e.operands[0].dtype, out.approx))
+
+    @o.scratch
+    def _(layouts: Any, e: Equation) -> int:
+        return exchange_bytes(layouts, e, e.results[0], max(4, itemsize(e.results[0].dtype)))
 
     @o.simulate
     def _(sim: Any, step: Any) -> None:
         e = step.equation
         x = sim.read(e.operands[0])
         wide = x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
-        sim.write(e.results[0], numpy(wide, axis=tuple(e.param("axes"))).astype(numpy_dtype(e.results[0].dtype)))
+        with np.errstate(all="ignore"):
+            result = c.numpy(wide, axis=tuple(e.param("axes")))
+        sim.write(e.results[0], np.asarray(result).astype(numpy_dtype(e.results[0].dtype)))
+
+    return o
 
 
-_define("reduce_sum", "({0} + {1})", np.sum)
-_define("reduce_max", "max_nan({0}, {1})", np.max, "max({0}, {1})", "fmaxf({0}, {1})")
-_define("reduce_min", "min_nan({0}, {1})", np.min, "min({0}, {1})", "fminf({0}, {1})")
-_define("reduce_prod", "({0} * {1})", np.prod)
+for _c in (SUM, PRODUCT, MAX, MIN, AND, OR, XOR):
+    _define(_c)
+
+
+def _better(dtype: str, order: str) -> str:
+    """Whether {0} at index {2} goes before {1} at index {3}: NaN first, then what is larger (smaller), then the lower index."""
+    tie = "({0} == {1} && {2} < {3})"
+    if dtype not in FLOATS:
+        return f"({{0}} {order} {{1}} || {tie})"
+    nan = "({0} != {0} && ({1} == {1} || {2} < {3}))"
+    return f"({nan} || ({{1}} == {{1}} && ({{0}} {order} {{1}} || {tie})))"
+
+
+def _define_arg(name: str, order: str, numpy: Callable[..., Any]) -> None:
+    o = op(name, pure=True, whole=True, dtypes=(*FLOATS, *INTEGERS))
+
+    @o.layouts
+    def _(solver: Any, e: Equation) -> None:
+        solver.reduction(e, e.operands[0], e.results[0], tuple(e.param("axes")))
+
+    @o.emit()
+    def _(out: Any, step: Any) -> None:
+        e = step.equation
+        out.reduce_index(step, tuple(e.param("axes")), _better(e.operands[0].dtype, order))
+
+    @o.scratch
+    def _(layouts: Any, e: Equation) -> int:
+        return exchange_bytes(layouts, e, e.results[0], 8 + max(4, itemsize(e.operands[0].dtype)))
+
+    @o.simulate
+    def _(sim: Any, step: Any) -> None:
+        e = step.equation
+        x = sim.read(e.operands[0])
+        wide = x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
+        sim.write(e.results[0], numpy(wide, axis=e.param("axes")[0]).astype(numpy_dtype(e.results[0].dtype)))
+
+
+_define_arg("argmax", ">", np.argmax)
+_define_arg("argmin", "<", np.argmin)

@@ -50,6 +50,10 @@ class Op:
     simulate: (thread, step) -> generator or None; the same step on NumPy.
     issues_only: touches no register array and may be run by one elected thread (barriers, copies, MMA issue).
     instead: what to write where a table has no rule.
+    scratch: (layouts by value id, equation) -> bytes of shared memory through which a warpgroup's threads exchange elements.
+    pure: may be dropped where nobody reads the results.
+    whole: its array operands must be in registers; one value that stands for all elements is not enough.
+    dtypes: of its first array operand (or result); () where no register array is involved.
     """
 
     name: str
@@ -60,6 +64,10 @@ class Op:
     simulate_rule: Rule | None = None
     plan_rules: dict[Table, Rule] = dataclasses.field(default_factory=dict)
     emit_rules: dict[Table, Rule] = dataclasses.field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
+    scratch_rule: Rule | None = None
+    pure: bool = False
+    whole: bool = False
 
     def abstract(self, rule: Rule) -> Rule:
         self.abstract_rule = rule
@@ -67,6 +75,10 @@ class Op:
 
     def layouts(self, rule: Rule) -> Rule:
         self.layouts_rule = rule
+        return rule
+
+    def scratch(self, rule: Rule) -> Rule:
+        self.scratch_rule = rule
         return rule
 
     def simulate(self, rule: Rule) -> Rule:
@@ -102,11 +114,19 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, *, issues_only: bool = False, instead: str = "") -> Op:
+def op(
+    name: str,
+    *,
+    issues_only: bool = False,
+    instead: str = "",
+    pure: bool = False,
+    whole: bool = False,
+    dtypes: tuple[str, ...] = (),
+) -> Op:
     """Define an operation.  Names are unique: JAX's primitive name, or ours."""
     if name in OPS:
         raise ValueError(f"op {name!r} is defined twice")
-    OPS[name] = Op(name, issues_only, instead)
+    OPS[name] = Op(name, issues_only, instead, pure=pure, whole=whole, dtypes=dtypes)
     return OPS[name]
 
 
@@ -114,8 +134,6 @@ def op(name: str, *, issues_only: bool = False, instead: str = "") -> Op:
 INSTEAD = {
     "dot_general": "a product of matrices is wgmma (sm_90a) or tcgen05_mma (sm_100a); of a matrix and a vector, "
     "jnp.sum(a * x[None, :], axis=1)",
-    "transpose": "elements move between threads: store the array to shared memory and load the transposed view, "
-    "ref.transpose((1, 0))[...]",
 }
 
 

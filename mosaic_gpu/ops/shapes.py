@@ -1,4 +1,4 @@
-"""Broadcasting, reshaping and iota: results are the operand's registers, renamed."""
+"""Shapes: broadcast, reshape, slice, transpose, reverse, and iota.  Registers are renamed where each thread has what it needs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from .. import arguments
-from ..errors import UnsupportedPrimitive
 from ..layouts.registers import LayoutName, checked_layout
 from ..program import Equation, Value
 from .elementwise import numpy_dtype
-from .registry import BOTH, WARP, WARPGROUP, op
+from .moves import ALL, Map, Reshape, define_move
+from .registry import op
 
 broadcast_in_dim = op("broadcast_in_dim")
 
@@ -23,30 +23,27 @@ def _(solver: Any, e: Equation) -> None:
         solver.broadcast(e, x, y, e.param("broadcast_dimensions"))
 
 
-@broadcast_in_dim.emit(BOTH, (WARPGROUP, WARP))
-def _(out: Any, step: Any) -> None:
-    e = step.equation
-    out.rename(step, e.operands[0], e.param("broadcast_dimensions"))
+def _broadcast_map(e: Equation) -> Map:
+    x, dims = e.operands[0], e.param("broadcast_dimensions")
+    shape = e.results[0].shape
+    return Map.of_strides(e, [d if x.shape[k] == shape[d] else -1 for k, d in enumerate(dims)])
 
 
-@broadcast_in_dim.simulate
-def _(sim: Any, step: Any) -> None:
-    e = step.equation
-    x, dims, shape = sim.read(e.operands[0]), e.param("broadcast_dimensions"), e.results[0].shape
-    expanded = [1] * len(shape)
-    for i, d in enumerate(dims):
+def _broadcast(e: Equation, x: Any) -> Any:
+    shape, expanded = e.results[0].shape, [1] * len(e.results[0].shape)
+    for i, d in enumerate(e.param("broadcast_dimensions")):
         expanded[d] = x.shape[i]
-    sim.write(e.results[0], np.broadcast_to(x.reshape(expanded), shape))
+    return np.broadcast_to(x.reshape(expanded), shape)
 
 
-def _unit_dims(e: Equation) -> tuple[int, ...]:
+define_move(broadcast_in_dim, _broadcast_map, _broadcast)
+
+
+def _unit_dims(e: Equation) -> tuple[int, ...] | None:
     """For a reshape that only adds or drops dimensions of extent 1: where each result dimension > 1 comes from."""
     x, y = e.operands[0], e.results[0]
     if [n for n in x.shape if n != 1] != [n for n in y.shape if n != 1]:
-        raise UnsupportedPrimitive(
-            f"reshape {x.shape} -> {y.shape} moves elements between threads; only unit dimensions can come and go",
-            e.line,
-        )
+        return None
     real = [i for i, n in enumerate(y.shape) if n != 1]
     out, k = [], 0
     for n in x.shape:
@@ -56,53 +53,68 @@ def _unit_dims(e: Equation) -> tuple[int, ...]:
 
 
 def _reshape_layouts(solver: Any, e: Equation) -> None:
-    if e.operands[0].shape:
-        solver.unit_reshape(e, e.operands[0], e.results[0], _unit_dims(e))
-
-
-def _reshape_emit(out: Any, step: Any) -> None:
-    _unit_dims(step.equation)
-    out.rename(step, step.equation.operands[0], None)
-
-
-def _reshape_simulate(sim: Any, step: Any) -> None:
-    e = step.equation
-    sim.write(e.results[0], sim.read(e.operands[0]).reshape(e.results[0].shape))
+    dims = _unit_dims(e)
+    if e.operands[0].shape and e.results[0].shape and dims is not None:
+        solver.unit_reshape(e, e.operands[0], e.results[0], dims)
 
 
 for _name in ("reshape", "squeeze", "expand_dims"):
     _o = op(_name)
     _o.layouts(_reshape_layouts)
-    _o.emit(BOTH, (WARPGROUP, WARP))(_reshape_emit)
-    _o.simulate(_reshape_simulate)
+    define_move(
+        _o,
+        lambda e: Reshape(tuple(e.operands[0].shape), tuple(e.results[0].shape)),
+        lambda e, x: x.reshape(e.results[0].shape),
+    )
 
 slice_ = op("slice")
 
 
 @slice_.layouts
 def _(solver: Any, e: Equation) -> None:
-    solver.part(e, e.operands[0], e.results[0])
+    if all(s == 1 for s in e.param("strides") or ()):
+        solver.part(e, e.operands[0], e.results[0])
 
 
-@slice_.emit()
-def _(out: Any, step: Any) -> None:
-    e = step.equation
-    if any(s != 1 for s in e.param("strides") or ()):
-        raise UnsupportedPrimitive("a strided slice of a register array moves elements between threads", e.line)
-    out.part(step, e.operands[0], tuple(e.param("start_indices")))
-
-
-@slice_.simulate
-def _(sim: Any, step: Any) -> None:
-    e = step.equation
+def _slices(e: Equation) -> tuple[slice, ...]:
     start, stop = e.param("start_indices"), e.param("limit_indices")
     strides = e.param("strides") or (1,) * len(start)
-    index = tuple(slice(a, b, c) for a, b, c in zip(start, stop, strides, strict=True))
-    sim.write(e.results[0], sim.read(e.operands[0])[index])
+    return tuple(slice(a, b, c) for a, b, c in zip(start, stop, strides, strict=True))
 
 
-iota = op("iota")
-broadcasted_iota_p = op("broadcasted_iota")
+define_move(
+    slice_,
+    lambda e: Map.of_strides(
+        e, range(len(e.results[0].shape)), e.param("strides") or (), tuple(e.param("start_indices"))
+    ),
+    lambda e, x: x[_slices(e)],
+)
+
+transpose = op("transpose", whole=True)
+define_move(
+    transpose,
+    lambda e: Map.of_strides(e, [e.param("permutation").index(k) for k in range(len(e.operands[0].shape))]),
+    lambda e, x: np.transpose(x, e.param("permutation")),
+)
+
+rev = op("rev", whole=True)
+
+
+def _rev_map(e: Equation) -> Map:
+    shape, dims = e.operands[0].shape, e.param("dimensions")
+    turned = [d in dims for d in range(len(shape))]
+    return Map.of_strides(
+        e,
+        range(len(shape)),
+        [-1 if t else 1 for t in turned],
+        [n - 1 if t else 0 for n, t in zip(shape, turned, strict=True)],
+    )
+
+
+define_move(rev, _rev_map, lambda e, x: np.flip(x, e.param("dimensions")))
+
+iota = op("iota", dtypes=ALL[:-1])
+broadcasted_iota_p = op("broadcasted_iota", dtypes=ALL[:-1])
 
 
 @broadcasted_iota_p.abstract

@@ -15,7 +15,16 @@ from ..program import Equation, Program, Value, View
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .registers import check_registers
-from .resources import Resources, allocate, budget_of, check_budgets, registers_for, runs_on_one_thread
+from .resources import (
+    Resources,
+    add_scratch,
+    allocate,
+    budget_of,
+    check_budgets,
+    registers_for,
+    runs_on_one_thread,
+    scratch_bytes,
+)
 from .roles import Split
 
 
@@ -159,7 +168,22 @@ def build_plan(program: Program, arch: str) -> Plan:
         body = ctx.block((), equations)
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)
-        planned.append(Role(name, Scope.WARPGROUP, s.indices, body, layouts, single, budget.registers, budget.line))
+        nbytes = scratch_bytes(equations, layouts)
+        scratch = add_scratch(resources, nbytes, s.indices, program) if nbytes else 0
+        planned.append(
+            Role(
+                name,
+                Scope.WARPGROUP,
+                s.indices,
+                body,
+                layouts,
+                single,
+                budget.registers,
+                budget.line,
+                scratch,
+                nbytes,
+            )
+        )
     # After the bodies: a tcgen05 call is refused at its own line.
     if resources.tmem and generation is Generation.SM90:
         ref = next(iter(resources.tmem.values())).value

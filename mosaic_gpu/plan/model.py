@@ -44,6 +44,7 @@ class Role:
     indices: the warpgroups (scope WARPGROUP) or warps of one warpgroup (scope WARP) that run `body`.
     single_thread: nothing in it needs more than one thread, so one elected thread runs it and the others wait at the end.
     layouts: register layout of every array value by id; absent: the value is a splat (one scalar stands for all elements).
+    scratch: bytes from the start of shared memory of where its threads exchange elements, scratch_bytes for each warpgroup.
     registers: the budget that `set_max_registers` asks for and its line; None where it does not ask.
     """
 
@@ -55,6 +56,8 @@ class Role:
     single_thread: bool
     registers: int | None = None
     registers_line: Line | None = None
+    scratch: int = 0
+    scratch_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import Line, RegisterBudgetError, ResourceExceeded, UnsupportedCall
+from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout, itemsize, shared_layout
 from ..memory import BarrierInfo
-from ..program import Equation, Program, Value, View
+from ..program import Equation, Program, Value, View, walk
 from .model import BarrierArray, NamedBarrierArray, SharedBuffer, TmemBuffer
 from .roles import uses_arrays
 
@@ -31,6 +32,7 @@ class Resources:
     tmem_columns: int
     tmem_address_offset: int
     first_free_named: int
+    scratch_bytes: int = 0  # of shared_bytes: where threads exchange elements of register arrays
 
 
 def allocations(program: Program) -> list[tuple[Value, Line | None, bool]]:
@@ -133,6 +135,23 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, next_named)
 
 
+def scratch_bytes(equations: Sequence[Equation], layouts: Mapping[int, RegisterLayout]) -> int:
+    """What a role's threads need of shared memory to exchange elements: the most that one operation needs."""
+    from ..ops.registry import OPS
+
+    rules = ((OPS[e.op].scratch_rule, e) for e in walk(tuple(equations)) if e.op in OPS)
+    return -(-max((rule(layouts, e) for rule, e in rules if rule is not None), default=0) // 16) * 16
+
+
+def add_scratch(resources: Resources, nbytes: int, indices: Sequence[int], program: Program) -> int:
+    """Room for the exchanges of a role's warpgroups; where it starts."""
+    start = -(-resources.shared_bytes // 16) * 16
+    resources.shared_bytes = start + nbytes * (max(indices) - min(indices) + 1)
+    resources.scratch_bytes += resources.shared_bytes - start
+    _check_shared(resources.shared_bytes, resources.buffers, resources.barriers, program, resources.scratch_bytes)
+    return start
+
+
 def _alignment(layout: SharedLayout) -> int:
     return ALIGNMENT if layout.swizzle else 128
 
@@ -203,13 +222,14 @@ def runs_on_one_thread(equations: Sequence[Equation]) -> bool:
 
 
 def _check_shared(
-    total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program
+    total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program, scratch: int = 0
 ) -> None:
     if total <= SHARED_LIMIT:
         return
     rows = [f"  {b.layout.nbytes:7d} bytes  {b.value}" for b in buffers.values()] + [
         f"  {8 * b.count:7d} bytes  {b.value}" for b in barriers.values()
     ]
+    rows += [f"  {scratch:7d} bytes  for elements of register arrays that move between threads"] if scratch else []
     raise ResourceExceeded(
         f"the block needs {total} bytes of shared memory, {total - SHARED_LIMIT} more than the {SHARED_LIMIT} it can have\n"
         + "\n".join(rows),

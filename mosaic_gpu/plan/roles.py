@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.elementwise import ELEMENTWISE, PURE, numpy_dtype
+from ..ops.elementwise import ELEMENTWISE, PURE, WITH_PARAMETERS, numpy_dtype
+from ..ops.registry import OPS
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute
 
 DEAD_IF_UNUSED = PURE | {
@@ -122,7 +123,9 @@ def _values(o: Operand, known: Known, count: int) -> tuple[Any, ...] | None:
 
 def _fold(e: Equation, operands: tuple[Operand, ...], known: Known, count: int) -> tuple[Any, ...] | None:
     """Values of a scalar operation whose operands are all known."""
-    if len(e.results) != 1 or e.results[0].shape or e.op not in PURE or e.op in ("integer_pow", "bitcast_convert_type"):
+    if len(e.results) != 1 or e.results[0].shape or e.op not in PURE:
+        return None
+    if e.op in WITH_PARAMETERS and e.op != "convert_element_type":
         return None
     if e.results[0].dtype in ("bfloat16", "float16"):
         return None
@@ -150,7 +153,7 @@ def _sweep(equations: Sequence[Equation], live: set[int] | None = None) -> tuple
     used = set() if live is None else live
     out: list[Equation] = []
     for e in reversed(equations):
-        if e.op in DEAD_IF_UNUSED and not any(r.id in used for r in e.results):
+        if (e.op in DEAD_IF_UNUSED or (e.op in OPS and OPS[e.op].pure)) and not any(r.id in used for r in e.results):
             continue
         regions = []
         for r in e.regions:

@@ -362,7 +362,7 @@ def test_every_line_of_a_step_has_its_number(plan, array, line_of):
         top = jnp.max(a, axis=1)  # max
         o[...] = jnp.exp(a - top[:, None])  # exp
 
-    numbers: dict[str, set[int]] = {"uint2 w = ": set(), "max_nan(": set(), "expf(": set(), "= p1 +": set()}
+    numbers: dict[str, set[int]] = {"= p0 +": set(), "max_nan(": set(), "expf(": set(), "= p1 +": set()}
     number = 0
     for t in text(plan(body, array(64, 16), out=array(64, 16))).splitlines():
         number += 1

@@ -20,6 +20,12 @@ CALLS: dict[str, list[str]] = {
         "i[1] = lane_index()",
         "if (elect_one()) u[1] = 3",
     ],
+    "numbers": [
+        "f[0] = int_power<11>(f[1])",
+        "f[0] = float_of_bits(as_bits(f[1]))",
+        "f[0] = (float)float_of_bits(as_bits((double)f[1]))",
+        "h[0] = next_bits(h[0], h[1], f[0], f[1])",
+    ],
     "mbarrier": [
         "mbarrier_init(u[0], 1)",
         "fence_mbarrier_init()",

@@ -26,9 +26,22 @@ static float exp2_approx(float x) { return exp2f(x); }
 static float log2_approx(float x) { return log2f(x); }
 static float tanh_approx(float x) { return tanhf(x); }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+static int __popcll(u64 x) { return __builtin_popcountll(x); }
+static int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
+// For the host only: Newton's method on erf (CUDA has the function).
+static double erfinv(double y) {
+  if (!(y > -1 && y < 1)) return y == 1 || y == -1 ? y * HUGE_VAL : NAN;
+  if (y == 0) return y;
+  double x = copysign(sqrt(-log((1 - y) * (1 + y))), y);
+  for (int i = 0; i < 60; ++i) x -= (erf(x) - y) * 0.886226925452758 * exp(x * x);
+  return x;
+}
+static float erfinvf(float y) { return (float)erfinv(y); }
 #define __fdividef(a, b) ((a) / (b))
 #define __sinf sinf
 #define __cosf cosf
+#define __tanf tanf
 """
 TYPES = {"float32": "float", "float64": "double", "int32": "int", "bool": "bool"}
 BOOL_RESULTS = {"eq", "ne", "lt", "le", "gt", "ge", "is_finite"}

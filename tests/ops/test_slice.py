@@ -1,4 +1,4 @@
-"""Slices of register arrays: a thread's own registers, renamed; what would move elements between threads is refused."""
+"""Slices of register arrays: a thread's own registers, renamed; or through shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.codegen import build
-from mosaic_gpu.errors import LayoutConflict, UnsupportedPrimitive
 from mosaic_gpu.plan.build import build_plan
 
 
@@ -42,12 +41,11 @@ def test_rows_of_another_64() -> None:
     np.testing.assert_array_equal(np.asarray(sliced(64, 64, jnp.float32, axis=0)(x)), x[64:])
 
 
-@pytest.mark.parametrize(
-    ("start", "size", "axis", "error"), ((4, 8, 1, UnsupportedPrimitive), (0, 12, 1, LayoutConflict))
-)
-def test_what_cuts_through_a_fragment_is_refused(start: int, size: int, axis: int, error: type[Exception]) -> None:
-    kernel = sliced(start, size, jnp.float32, axis=axis)
-    with pytest.raises(error):
-        build.compile_plan(build_plan(kernel.program(jax.ShapeDtypeStruct((64, 128), jnp.float32)), "sm_90a"))
-    with pytest.raises(error):  # and by the simulator
-        kernel(np.zeros((64, 128), np.float32))
+@pytest.mark.parametrize(("start", "size"), ((4, 8), (0, 12), (3, 50)))
+def test_what_cuts_through_a_fragment_goes_through_shared_memory(start: int, size: int) -> None:
+    kernel = sliced(start, size, jnp.float32)
+    x = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(kernel(x)), x[:, start : start + size])
+    plan = build_plan(kernel.program(jax.ShapeDtypeStruct((64, 128), jnp.float32)), "sm_90a")
+    assert plan.roles[0].scratch_bytes == 64 * 128 * 4
+    assert build.compile_plan(plan).source

@@ -85,6 +85,12 @@ case("a long first axis of the grid", nothing, grid=(70000, 2), grid_names=("a",
 case("tensor memory on Hopper", nothing, scratch=[plgpu.TMEM((128, 64), F)])
 case("a cluster barrier along no axis", nothing, scratch=[plgpu.ClusterBarrier(collective_axes="x")], **PAIR)
 
+case(
+    "more elements than there should be code for",
+    lambda b: b.__setitem__(..., plgpu.broadcasted_iota(jnp.int32, (4096, 128), 0, layout=WGMMA)),
+    out=o(4096, 128, dtype=jnp.int32),
+)
+
 # ---- tracing ------------------------------------------------------------------------------------------------------------------
 CAPTURED = np.arange(64.0, dtype=np.float32)
 case("a captured array", lambda a, b: b.__setitem__(..., a[...] + jnp.asarray(CAPTURED)), x(64), out=o(64))
@@ -104,12 +110,43 @@ case(
 )
 case("constants as an index", lambda a, b: b.__setitem__(..., a[np.array([1, 5])]), x(256), out=o(2))
 case(
-    "scan over arrays",
-    lambda a, b: b.__setitem__(0, lax.scan(lambda c, y: (c + y, None), F(0), a[...])[0]),
-    x(128),
+    "keys split in a kernel",
+    lambda a, b: b.__setitem__(0, jax.random.uniform(jax.random.split(jax.random.key(a[0]))[0], ())),
+    x(1, dtype=np.int32),
     out=o(1),
 )
-case("an unknown primitive", lambda a, b: b.__setitem__(..., lax.sort(a[...])), x(128), out=o(128))
+case(
+    "a key made of data",
+    lambda a, b: b.__setitem__(..., jax.random.bits(jax.random.wrap_key_data(a[...]), (128,))),
+    x(2, dtype=np.uint32),
+    out=o(128, dtype=jnp.uint32),
+)
+case(
+    "a key of another generator",
+    lambda a, b: b.__setitem__(..., jax.random.bits(jax.random.key(a[0], impl="rbg"), (128,))),
+    x(1, dtype=np.int32),
+    out=o(128, dtype=jnp.uint32),
+)
+case("an unknown primitive", lambda a, b: b.__setitem__(..., lax.digamma(a[...])), x(128), out=o(128))
+case(
+    "a bitcast to another width",
+    lambda a, b: b.__setitem__(..., lax.bitcast_convert_type(a[...], jnp.float16)),
+    x(128),
+    out=o(128, 2, dtype=jnp.float16),
+)
+case(
+    "a clamp of bools",
+    lambda a, b: b.__setitem__(..., lax.clamp(False, a[...] > 0, True)),
+    x(128),
+    out=o(128, dtype=bool),
+)
+case(
+    "an operand in registers of another layout",
+    lambda g, s: plgpu.run_scoped(lambda c: plgpu.wgmma(c, plgpu.load(g, layout=STRIDED), s), plgpu.ACC((64, 64))),
+    x(64, 64, dtype=BF),
+    scratch=[mma(64, 64)],
+)
+case("an odd precision", lambda a, b: b.__setitem__(..., lax.reduce_precision(a[...], 6, 9)), x(128), out=o(128))
 case("an input that is written", lambda a, b: a.__setitem__(..., b[...]), x(64, 64), out=o(64, 64))
 case("an axis that does not exist", lambda a, b: b.__setitem__(0, a[plgpu.program_id(1)]), x(8), out=o(8), **GRID)
 
@@ -135,62 +172,14 @@ def store_of_one_value(to: str) -> Any:
 
 
 case("two layouts meet", two_layouts, x(64, 64), out=o(64, 64))
-case("a reduction meets another layout", layouts_of_a_reduction, x(128, 64), x(128), out=o(128))
 case(
     "a layout for another shape",
     lambda a, b: b.__setitem__(..., plgpu.layout_cast(a[...], WGMMA)),
     x(64, 12),
     out=o(64, 12),
 )
-case("no layout for the shape", lambda a, b: b.__setitem__(..., a[...] + 1.0), x(48), out=o(48))
-case(
-    "a slice that has no layout",
-    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)[:, 0:12]),
-    x(64, 128),
-    out=o(64, 12),
-)
-case(
-    "a slice through a fragment",
-    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)[:, 4:12]),
-    x(64, 128),
-    out=o(64, 8),
-)
-case("a strided slice", lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA)[:, ::2]), x(64, 128), out=o(64, 64))
-case("one value to global memory", store_of_one_value("gmem"), out=o(64, 16), scratch=[smem(64, 16)])
-case("one value to shared memory", store_of_one_value("smem"), out=o(64, 16), scratch=[smem(64, 16)])
-case(
-    "a reshape between threads",
-    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=WGMMA).reshape(32, 32)),
-    x(64, 16),
-    out=o(32, 32),
-)
-case(
-    "a reduction over warps",
-    lambda a, b: b.__setitem__(..., jnp.sum(plgpu.load(a, layout=WGMMA), axis=0)),
-    x(64, 16),
-    out=o(16),
-)
-case(
-    "a reduction of one value",
-    lambda a, b: b.__setitem__(..., jnp.sum(jnp.full((128, 16), a[0]), axis=1)),
-    x(8),
-    out=o(128),
-)
 
 
-case(
-    "a maximum in float64",
-    lambda a, b: b.__setitem__(..., jnp.max(plgpu.load(a, layout=WGMMA), axis=1)),
-    x(128, 16, dtype=np.float64),
-    out=o(128, dtype=np.float64),
-)
-case(
-    "a strided array's slice",
-    lambda a, b: b.__setitem__(..., plgpu.load(a, layout=STRIDED)[:, 0:64]),
-    x(64, 128),
-    out=o(64, 64),
-)
-case("an order of bools", lambda a, b: b.__setitem__(0, lax.lt(a[0] > 0, a[1] > 0).astype(F)), x(8), out=o(8))
 case("values of a type", lambda a, b: b.__setitem__(0, (a[0].astype(jnp.float8_e4m3fn)).astype(F)), x(8), out=o(8))
 
 # ---- Refs ---------------------------------------------------------------------------------------------------------------------

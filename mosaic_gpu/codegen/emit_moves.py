@@ -1,0 +1,163 @@
+"""Emission of moves between threads: through the warpgroup's scratch in shared memory, or by renaming registers.
+
+The scratch holds arrays row-major.  Before it is written all threads of the warpgroup meet, as somebody may still be reading
+what was there before; they meet again before it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..layouts.registers import RegisterLayout
+from ..layouts.shared import itemsize
+from ..layouts.spread import Wanted, register_table
+from ..program import Literal, Operand, Value
+from .emit_memory import MemoryEmitter
+from .text import PACKED, c_type, half, stored_type
+
+Shape = tuple[int, ...]
+
+
+def row_major(shape: Shape) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+class MoveEmitter(MemoryEmitter):
+    """Needs `role_sync` of the whole emitter, and the role's place in shared memory."""
+
+    scratch = ""  # C expression: bytes from the start of shared memory
+
+    def role_sync(self) -> None:
+        raise NotImplementedError
+
+    # ---- pieces -----------------------------------------------------------------------------------------------------------
+    def positions(
+        self, name: str, layout: RegisterLayout | None, strides: Sequence[int], start: str = "0"
+    ) -> list[str]:
+        """For each register the number of its element, sum of coordinate * stride, from `start` on; declares a variable."""
+        if layout is None:
+            return [start]
+        terms = [start] if start != "0" else []
+        for d, s in enumerate(strides):
+            part = self.thread_part(layout, d)
+            if s and part != "0":
+                terms.append(f"({part}) * {s}" if s != 1 else part)
+        self.line(f"const int {name} = {' + '.join(terms) or '0'};")
+        out = []
+        for i in range(layout.registers):
+            shift = sum(p * s for p, s in zip(layout.register_part(i), strides, strict=True))
+            out.append(f"{name} + {shift}" if shift > 0 else f"{name} - {-shift}" if shift else name)
+        return out
+
+    def coordinates(self, name: str, layout: RegisterLayout) -> list[list[str]]:
+        """For each register the coordinates of its element; declares a variable for each dimension."""
+        for d in range(len(layout.shape)):
+            self.line(f"const int {name}_{d} = {self.thread_part(layout, d)};")
+        out = []
+        for i in range(layout.registers):
+            part = layout.register_part(i)
+            out.append([f"{name}_{d} + {p}" if p else f"{name}_{d}" for d, p in enumerate(part)])
+        return out
+
+    def place(self, dtype: str, position: str, base: int = 0) -> str:
+        """The element at a position of the scratch (in elements of its type, from byte `base` on) as an lvalue."""
+        return f"(({stored_type(dtype)}*)(shared + {self.scratch}{f' + {base}' if base else ''}))[{position}]"
+
+    def read_place(self, dtype: str, position: str, base: int = 0) -> str:
+        raw = self.place(dtype, position, base)
+        return f"from_{half(dtype)}({raw})" if dtype in PACKED else raw
+
+    def write_place(self, dtype: str, position: str, x: str, base: int = 0) -> None:
+        self.line(f"{self.place(dtype, position, base)} = {f'to_{half(dtype)}({x})' if dtype in PACKED else x};")
+
+    def to_scratch(self, o: Operand, positions: Sequence[str], base: int = 0) -> None:
+        for i, p in enumerate(positions):
+            self.write_place(o.dtype, p, self.element(o, i), base)
+
+    def assign_elements(self, result: Value, texts: Sequence[str]) -> None:
+        """Declares `result` and gives each of its registers (a scalar: its one) the value of an expression."""
+        if self.layout(result) is None:
+            self.define_scalar(result, texts[0])
+            return
+        self.declare(result)
+        name = self.name(result)
+        if result.dtype in PACKED:
+            pack = f"pack_{half(result.dtype)}x2"
+            for i in range(0, len(texts), 2):
+                self.line(f"{name}[{i // 2}] = {pack}({texts[i]}, {texts[min(i + 1, len(texts) - 1)]});")
+        else:
+            for i, t in enumerate(texts):
+                self.line(f"{name}[{i}] = {t};")
+
+    def met(self) -> None:
+        self.role_sync()
+
+    # ---- moves --------------------------------------------------------------------------------------------------------------
+    def moved(
+        self,
+        source: Operand,
+        result: Value,
+        wanted: Wanted,
+        strides: Sequence[int],
+        start: str = "0",
+        alias: bool = False,
+    ) -> None:
+        """result[c] = source at `wanted(c)`, whose row-major number is start + sum of c * strides.
+
+        alias: the result may be the operand's own registers, where those are what it wants.
+        By renaming where each thread has what it wants; else through the scratch.
+        """
+        have, layout = self.layout(source), self.layout(result)
+        if have is None:  # one value stands for all
+            if layout is None:
+                self.names[result.id] = self.scalar(source)
+            else:
+                self.declare(result)
+                self.copy(self.name(result), result, source)
+            return
+        if layout is None and result.shape == () and math.prod(have.shape) == 1:
+            self.define_scalar(result, self.element(source, 0))
+            return
+        if layout is not None and start.lstrip("-").isdigit():
+            table = register_table(have, layout, wanted)
+            if table is not None:
+                if alias and table == list(range(have.registers)):
+                    self.names[result.id] = self.scalar(source)
+                    return
+                self.declare(result)
+                self._gather(result, source, table)
+                return
+        self.met()
+        with self.block():
+            self.to_scratch(source, self.positions("at", have, row_major(have.shape)))
+        self.met()
+        self.from_scratch(result, strides, start)
+
+    def from_scratch(self, result: Value, strides: Sequence[int], start: str = "0", base: int = 0) -> None:
+        name = f"from{result.id}"
+        if self.layout(result) is None:
+            self.line(f"const int {name} = {start};")
+            positions = [name]
+        else:
+            positions = self.positions(name, self.layout(result), strides, start)
+        self.assign_elements(result, [self.read_place(result.dtype, p, base) for p in positions])
+
+    def element_type(self, dtype: str) -> str:
+        return c_type(dtype)
+
+    def clamped(self, o: Operand, most: int) -> str:
+        """A start index within 0..most, as JAX clamps it."""
+        if isinstance(o, Literal):
+            return str(min(max(int(o.value), 0), most))
+        if o.dtype in ("uint8", "uint16", "uint32", "uint64"):
+            return f"(int)min({self.scalar(o)}, ({c_type(o.dtype)}){most})"
+        return f"(int)max(min((long long){self.scalar(o)}, {most}ll), 0ll)"
+
+
+def bytes_of(o: Operand) -> int:
+    """Bytes of an array in the scratch."""
+    return math.prod(o.shape) * itemsize(o.dtype)
+
+
+__all__ = ["MoveEmitter", "bytes_of", "row_major"]

@@ -1,0 +1,97 @@
+"""Emission of cumulative operations and of sorting: elements meet in the warpgroup's scratch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..layouts.shared import itemsize
+from ..ops.elementwise import FLOATS
+from .emit_moves import bytes_of, row_major
+from .emit_reductions import ReductionEmitter
+from .text import PACKED, c_type
+
+
+class ScanEmitter(ReductionEmitter):
+    """`scan` and `sort`."""
+
+    def scan(self, step: Any, axis: int, reverse: bool, combine: str) -> None:
+        e = step.equation
+        source, result = e.operands[0], e.results[0]
+        layout, n = self.layout(result), source.shape[axis]
+        assert layout is not None
+        kind = "float" if source.dtype in PACKED else c_type(source.dtype)
+        wide = kind if itemsize(source.dtype) >= 4 or source.dtype in PACKED else "int"
+        name, count = f"s{result.id}", layout.registers
+        self.line(f"{kind} {name}[{count}];")
+        for i in range(count):
+            self.line(f"{name}[{i}] = {self.element(source, i)};")
+        positions = self.positions(f"{name}_at", layout, row_major(layout.shape))
+        self.line(f"const int {name}_c = {self.thread_part(layout, axis)};")
+        stride, distance = row_major(layout.shape)[axis], 1
+
+        def place(p: str) -> str:
+            return f"(({wide}*)(shared + {self.scratch}))[{p}]"
+
+        while distance < n:
+            self.met()
+            for i, p in enumerate(positions):
+                self.line(f"{place(p)} = {name}[{i}];")
+            self.met()
+            for i, p in enumerate(positions):
+                c = f"{name}_c + {layout.register_part(i)[axis]}"
+                test = f"{c} + {distance} < {n}" if reverse else f"{c} >= {distance}"
+                neighbour = f"{p} + {distance * stride}" if reverse else f"{p} - {distance * stride}"
+                other = f"({kind}){place(neighbour)}"
+                with self.block(f"if ({test})"):
+                    self.line(f"const {kind} before = {other};")
+                    self.line(f"{name}[{i}] = {combine.format('before', f'{name}[{i}]')};")
+            distance *= 2
+        self.assign_elements(result, [f"{name}[{i}]" for i in range(count)])
+
+    def sort(self, step: Any) -> None:
+        """Each element finds its rank, the number of elements along the dimension that go before it, and goes there."""
+        e = step.equation
+        d, keys = e.param("dimension"), e.operands[: e.param("num_keys")]
+        first = e.operands[0]
+        layout, n, stride = self.layout(first), first.shape[d], row_major(first.shape)[d]
+        assert layout is not None
+        bases = [0]
+        for x in e.operands:
+            bases.append(bases[-1] + -(-bytes_of(x) // 8) * 8)
+        name = f"t{e.results[0].id}"
+        positions = self.positions(f"{name}_at", layout, row_major(first.shape))
+        self.line(f"const int {name}_c = {self.thread_part(layout, d)};")
+        self.met()
+        for x, base in zip(e.operands, bases, strict=False):
+            self.to_scratch(x, positions, base)
+        self.met()
+        self.line(f"int {name}[{layout.registers}];")
+        for i, p in enumerate(positions):
+            with self.block():
+                own = layout.register_part(i)[d]
+                self.line(f"const int c = {name}_c + {own}, line = {p} - c * {stride}; int rank = 0;")
+                for k, x in enumerate(keys):
+                    self.line(f"const {c_type(x.dtype)} own{k} = {self.element(x, i)};")
+                with self.block(f"for (int j = 0; j < {n}; ++j)"):
+                    test = "j < c"
+                    for k, x in reversed(list(enumerate(keys))):
+                        self.line(
+                            f"const {c_type(x.dtype)} k{k} = {self.read_place(x.dtype, f'line + j * {stride}', bases[k])};"
+                        )
+                        test = f"({_before(x.dtype, f'k{k}', f'own{k}')} || (!{_before(x.dtype, f'own{k}', f'k{k}')} && {test}))"
+                    self.line(f"rank += {test};")
+                self.line(f"{name}[{i}] = line + rank * {stride};")
+        self.met()
+        for x, base in zip(e.operands, bases, strict=False):
+            for i in range(layout.registers):
+                self.write_place(x.dtype, f"{name}[{i}]", self.element(x, i), base)
+        self.met()
+        for r, x, base in zip(e.results, e.operands, bases, strict=False):
+            self.assign_elements(r, [self.read_place(x.dtype, p, base) for p in positions])
+
+
+def _before(dtype: str, a: str, b: str) -> str:
+    """Whether a is sorted before b: NaNs are equal and last."""
+    if dtype in FLOATS:
+        return f"({a} < {b} || ({b} != {b} && {a} == {a}))"
+    return f"(!{a} && {b})" if dtype == "bool" else f"({a} < {b})"

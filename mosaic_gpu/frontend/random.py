@@ -1,0 +1,124 @@
+"""`jax.random` in a kernel: keys are pairs of uint32 scalars, bits are threefry2x32 of each element's number.
+
+The same bits as outside of a kernel (with `jax_threefry_partitionable`, JAX's default), from elementwise operations only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..errors import Line, UnsupportedCall, UnsupportedPrimitive
+from ..program import Equation, Operand
+
+if TYPE_CHECKING:
+    from .trace import Tracer
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A PRNG key in the Tracer's environment: two uint32 scalars.  shape: as of a scalar operand."""
+
+    high: Operand
+    low: Operand
+    shape: tuple[int, ...] = ()
+
+
+def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
+    """Twenty rounds of Threefry-2x32 (Salmon et al., SC11) on two uint32 of any shape."""
+    keys = (k0, k1, k0 ^ k1 ^ jnp.uint32(0x1BD11BDA))
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for group in range(5):
+        for r in ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = (x1 << jnp.uint32(r)) | lax.shift_right_logical(x1, jnp.uint32(32 - r))
+            x1 = x0 ^ x1
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x0, x1
+
+
+def bits(shape: tuple[int, ...], width: int, k0: Any, k1: Any) -> Any:
+    """Random bits of `width` for an array of `shape`: each from its row-major number."""
+    number = jnp.zeros(shape, jnp.uint32)
+    for d in range(len(shape)):
+        number = number + lax.broadcasted_iota(jnp.uint32, shape, d) * np.uint32(math.prod(shape[d + 1 :]))
+    high, low = threefry2x32(k0, k1, jnp.zeros_like(number), number)
+    mixed = high ^ low
+    if width == 64:
+        return (high.astype(jnp.uint64) << jnp.uint64(32)) | low.astype(jnp.uint64)
+    return mixed if width == 32 else mixed.astype({8: jnp.uint8, 16: jnp.uint16}[width])
+
+
+def _inlined(
+    tr: Tracer, f: Callable[..., Any], operands: Sequence[Operand], out: list[Equation], line: Line | None
+) -> Any:
+    avals = [jax.ShapeDtypeStruct(o.shape, jnp.dtype(o.dtype)) for o in operands]
+    return tr.inline(jax.make_jaxpr(f)(*avals), operands, out, line)
+
+
+def _seed(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    if str(getattr(e.params["impl"], "tag", e.params["impl"])) not in ("fry", "threefry2x32"):
+        raise UnsupportedCall(f"a key of {e.params['impl']} in a kernel: threefry2x32 only", line)
+    tr.env[e.outvars[0]] = _key(tr, tr.read(e.invars[0]), out, line)
+
+
+def _key(tr: Tracer, seed: Operand, out: list[Equation], line: Line | None) -> Any:
+    """A seed of 32 bits is the key (0, seed)."""
+
+    def pair(s: Any) -> Any:
+        wide = s.dtype.itemsize == 8
+        high = lax.shift_right_logical(s, jnp.asarray(32, s.dtype)).astype(jnp.uint32) if wide else jnp.uint32(0)
+        return high, lax.convert_element_type(s, jnp.uint32)
+
+    return Key(*_inlined(tr, pair, [seed], out, line))
+
+
+def _fold_in(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    key, data = (tr.read(v) for v in e.invars)
+    new = _key(tr, data, out, line)
+    tr.env[e.outvars[0]] = Key(*_inlined(tr, threefry2x32, [*_pair(key, line), new.high, new.low], out, line))  # type: ignore[assignment]
+
+
+def _bits(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    shape, width = tuple(e.params["shape"]), int(e.params["bit_width"])
+    found = _inlined(tr, lambda a, b: bits(shape, width, a, b), _pair(tr.read(e.invars[0]), line), out, line)
+    tr.bind(e.outvars, found)
+
+
+def _split(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    raise UnsupportedPrimitive("jax.random.split in a kernel: use jax.random.fold_in(key, i) for the i-th key", line)
+
+
+def _pair(key: Any, line: Line | None) -> tuple[Operand, Operand]:
+    if not isinstance(key, Key):
+        raise UnsupportedCall(
+            f"a key that is an array, or made of data ({key}), in a kernel: make one with jax.random.key(seed) or fold_in",
+            line,
+        )
+    return key.high, key.low
+
+
+def key_of_constant(c: Any, literal: Callable[[Any, Any], Operand]) -> Any:
+    """A key that the kernel closes over, as literals; None for anything else."""
+    if not (hasattr(c, "dtype") and jnp.issubdtype(c.dtype, jax.dtypes.prng_key)) or np.ndim(c):
+        return None
+    data = np.asarray(jax.random.key_data(c))
+    return Key(literal(data[0], np.uint32), literal(data[1], np.uint32))
+
+
+RANDOM: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]] = {
+    "random_seed": _seed,
+    "random_fold_in": _fold_in,
+    "random_bits": _bits,
+    "random_split": _split,
+}
