@@ -134,10 +134,11 @@ class Emitter(MmaEmitter):
                     with self.block(f"for (int i = 0; i < {b.count}; ++i)"):
                         self.line(f"mbarrier_init(smem + {b.offset} + 8 * i, {b.expected});")
                 self.line("fence_mbarrier_init();")
+        pair = 2 if plan.tmem_pair else 1
         if plan.tmem_columns:
             with self.block("if (threadIdx.x < 32)"):
-                self.line(f"tmem_alloc<{plan.tmem_columns}>(smem + {plan.tmem_address_offset});")
-                self.line("tmem_relinquish();")
+                self.line(f"tmem_alloc<{plan.tmem_columns}, {pair}>(smem + {plan.tmem_address_offset});")
+                self.line(f"tmem_relinquish<{pair}>();")
             self.line("tcgen05_fence_before();")
         if blocks > 1:
             self.line("cluster_arrive(); cluster_wait();")
@@ -148,11 +149,13 @@ class Emitter(MmaEmitter):
             self.line(f"const u32 tmem = *(volatile u32*)(shared + {plan.tmem_address_offset});")
 
     def _epilogue(self) -> None:
+        pair = self.plan.tmem_pair
         if self.plan.tmem_columns:
             self.line("tcgen05_fence_before();")
-            self.line("__syncthreads();")
+            # Of a pair, both blocks must have stopped using it.
+            self.line("cluster_arrive(); cluster_wait();" if pair else "__syncthreads();")
             self.line("tcgen05_fence_after();")
-            self.line(f"if (threadIdx.x < 32) tmem_dealloc<{self.plan.tmem_columns}>(tmem);")
+            self.line(f"if (threadIdx.x < 32) tmem_dealloc<{self.plan.tmem_columns}, {2 if pair else 1}>(tmem);")
         if math.prod(self.plan.program.cluster) > 1:
             # A block must not go while its peers may still write to its shared memory or arrive on its barriers.
             self.line("cluster_arrive(); cluster_wait();")

@@ -11,6 +11,7 @@ from . import (
     registers,
     shapes,
     tcgen05,
+    tmem,
     warp_branch,
     wgmma,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "registers",
     "shapes",
     "tcgen05",
+    "tmem",
     "warp_branch",
     "wgmma",
 ]

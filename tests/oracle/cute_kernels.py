@@ -298,15 +298,52 @@ def tmem_load(n: int, width: int) -> Compiled:
 
 
 # ---- instruction descriptors ----------------------------------------------------------------------------------------
-def instruction_descriptor(a_type: str, b_type: str, m: int, n: int, a_mn_major: bool, b_mn_major: bool) -> int:
+def instruction_descriptor(
+    a_type: str, b_type: str, m: int, n: int, a_mn_major: bool, b_mn_major: bool, acc_type: str = "float32", **fields: int
+) -> int:
     """By CuTe DSL's own builder, without compiling."""
+    types = {**DTYPES, "float32": cutlass.Float32}
+    accumulators = {"float32": cutlass.Float32, "float16": cutlass.Float16, "int32": cutlass.Int32}
     descriptor = primitives.Tcgen05InstrDesc.build(
-        c_dtype=cutlass.Float32,
-        a_dtype=DTYPES[a_type],
-        b_dtype=DTYPES[b_type],
+        c_dtype=accumulators[acc_type],
+        a_dtype=types[a_type],
+        b_dtype=types[b_type],
         a_major=int(a_mn_major),
         b_major=int(b_mn_major),
         n_dim=n,
         m_dim=m,
+        **fields,
+    )
+    return int(descriptor.value) & 0xFFFFFFFF
+
+
+NARROW = {
+    "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "float8_e5m2": cutlass.Float8E5M2,
+    "float6_e2m3fn": cutlass.Float6E2M3FN,
+    "float6_e3m2fn": cutlass.Float6E3M2FN,
+    "float4_e2m1fn": cutlass.Float4E2M1FN,
+}
+
+
+def scaled_descriptor(kind: str, of: Any) -> int:
+    """The descriptor of a block-scaled kind with the fields of `of`, by CuTe DSL's builders."""
+    builder = primitives.Tcgen05MxInstrDesc if kind == "mxf8f6f4" else primitives.Tcgen05MxOmmaInstrDesc
+    extra = {} if kind == "mxf8f6f4" else {"sparsity_version": 0}
+    descriptor = builder.build(
+        sparse_flag=int(of.sparse),
+        a_sf_id=of.a_scale_id,
+        b_sf_id=of.b_scale_id,
+        a_dtype=NARROW[of.a_type],
+        b_dtype=NARROW[of.b_type],
+        scale_format=int(of.scale_type == "float8_e8m0fnu"),
+        a_negate=int(of.a_negate),
+        b_negate=int(of.b_negate),
+        a_major=int(of.a_mn),
+        b_major=int(of.b_mn),
+        n_dim=of.n,
+        m_dim=of.m,
+        k_dim=int(of.wide_k),
+        **extra,
     )
     return int(descriptor.value) & 0xFFFFFFFF
