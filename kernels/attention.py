@@ -7,10 +7,11 @@ import jax.numpy as jnp
 
 from mosaic_gpu.errors import CacheInvalid, DeviceMismatch, UnsupportedCall
 from mosaic_gpu.kernels.sm90 import attention as sm90
-from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
+from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.runtime.device import default_arch
 from mosaic_gpu.tune.cache import lookup
 
+Sm100Config = sm100.AttentionConfig
 AttentionConfig = sm90.AttentionConfig | Sm100Config
 
 
@@ -26,8 +27,8 @@ def attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v.
 
-    q: (..., s, h, d); k, v: (..., t, h_kv, d) of the same dtype, float16 or bfloat16; d 64, 128 or 256; h a multiple of h_kv
-    (grouped heads); any s and t; any number of equal leading batch dimensions.
+    q: (..., s, h, d); k, v: (..., t, h_kv, d) of the same dtype, float16 or bfloat16; d 64, 128 or (on Hopper) 256; h a
+    multiple of h_kv (grouped heads); any s and t; any number of equal leading batch dimensions.
     causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.
@@ -50,9 +51,7 @@ def attention(
         results = sm90.attention(q, k, v, config=config, causal=causal, scale=scale, return_lse=return_lse)
     elif isinstance(config, Sm100Config):
         _match(config, arch, "sm_10")
-        raise UnsupportedCall(
-            "attention has no Blackwell kernel yet; on sm_100a there is mosaic_gpu.kernels.sm100.matmul"
-        )
+        results = sm100.attention(q, k, v, config=config, causal=causal, scale=scale, return_lse=return_lse)
     else:
         raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
     out = results[0].reshape(*batch, s, h, d)
@@ -68,11 +67,9 @@ def choose_config(q: jax.Array, k: jax.Array, causal: bool) -> AttentionConfig:
     blackwell = arch is not None and arch.startswith("sm_10")
     found = lookup("attention", tuning_key(q.shape, k.shape, str(q.dtype), causal))
     if found is None:
-        return Sm100Config() if blackwell else sm90.default_config(q.shape[-1])
+        return (sm100 if blackwell else sm90).default_config(q.shape[-1])
     try:
-        if blackwell:
-            return Sm100Config.from_json(found)
-        config = sm90.AttentionConfig.from_json(found)
+        config = (Sm100Config if blackwell else sm90.AttentionConfig).from_json(found)
         config.check(q.shape[-1])
         return config
     except (TypeError, ValueError) as error:

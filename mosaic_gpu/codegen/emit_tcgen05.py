@@ -41,12 +41,14 @@ class Tcgen05Emitter(MemoryEmitter):
         """One instruction for each 32 bytes of K."""
         where = "ts" if isinstance(p.a, TmemPart) else "ss"
         function = f"tcgen05_mma_{FUNCTIONS[p.instruction.kind]}_{where}{self.group}"
-        first = "1" if isinstance(p.accumulate, Literal) and p.accumulate.value else f"({self.scalar(p.accumulate)}) ? 1 : 0"
+        first = (
+            "1"
+            if isinstance(p.accumulate, Literal) and p.accumulate.value
+            else f"({self.scalar(p.accumulate)}) ? 1 : 0"
+        )
         with self.elected():
-            if isinstance(p.a, SharedOperand):
-                self.line(f"u32 a_low = {self.descriptor(p.a)}, b_low = {self.descriptor(p.b)};")
-            else:
-                self.line(f"u32 a_low = {self.tmem_start(p.a)}, b_low = {self.descriptor(p.b)};")
+            start = self.descriptor(p.a) if isinstance(p.a, SharedOperand) else self.tmem_start(p.a)
+            self.line(f"u32 a_low = {start}, b_low = {self.descriptor(p.b)};")
             self.line(f"u32 d = {self.tmem_start(p.d)};")
             for step in range(p.k // p.k_step):
                 if isinstance(p.a, SharedOperand):

@@ -64,6 +64,7 @@ class Emitter(MmaEmitter):
         self.plan = plan
         self.approx = plan.program.params.approx_math
         self.single_thread = False
+        self.together = False
         self.scope = Scope.WARPGROUP
         self.count = 0
         self.last_line: Line | None = None
@@ -161,13 +162,17 @@ class Emitter(MmaEmitter):
             self.line("cluster_arrive(); cluster_wait();")
 
     def _role(self, role: Role) -> None:
-        outer = (self.layouts, self.single_thread, self.scope)
-        self.layouts, self.single_thread, self.scope = role.layouts, role.single_thread, role.scope
-        self.line(f"// role {role.name}" + (", one thread" if role.single_thread else ""))
+        outer = (self.layouts, self.single_thread, self.together, self.scope)
+        # The tensor core's operands are uniform registers.  A warp that branches as a whole computes descriptors there, one
+        # whose other lanes wait aside moves each of them (16 instructions a product instead of 3), so it stays together.
+        self.together = role.scope is Scope.WARP and _uses_tensor_core(role.body)
+        single = role.single_thread and not self.together
+        self.layouts, self.single_thread, self.scope = role.layouts, single, role.scope
+        self.line(f"// role {role.name}" + (", one thread" if single else ""))
         waited = list(dict.fromkeys(_waited(role.body)))
-        if role.scope is Scope.WARPGROUP and not role.single_thread:
+        if role.scope is Scope.WARPGROUP and not single:
             self._phases(waited)
-        if role.single_thread:
+        if single:
             for s in _register_steps(role.body):
                 self._step(s)
             with self.block("if (tid == 0)" if role.scope is Scope.WARPGROUP else "if (lane == 0)"):
@@ -180,7 +185,7 @@ class Emitter(MmaEmitter):
                     self.line(f"{register} = uniform({register});")
         else:
             self.steps(role.body.steps)
-        self.layouts, self.single_thread, self.scope = outer
+        self.layouts, self.single_thread, self.together, self.scope = outer
 
     def _phases(self, waited: Sequence[int]) -> None:
         """One bit a barrier: the parity this role waits for next.  Its warps, under `warp_map`, use the same."""
@@ -224,7 +229,8 @@ class Emitter(MmaEmitter):
     @contextlib.contextmanager
     def elected(self) -> Iterator[None]:
         """One thread of the role's unit: always the same one, as groups of copies and commits belong to a thread."""
-        head = "" if self.single_thread else ("if (tid == 0)" if self.scope is Scope.WARPGROUP else "if (lane == 0)")
+        one = "tid == 0" if self.scope is Scope.WARPGROUP else ("elect_one()" if self.together else "lane == 0")
+        head = "" if self.single_thread else f"if ({one})"
         with self.block(head):
             yield
 
@@ -354,6 +360,14 @@ def _register_steps(body: Block) -> Iterator[Step]:
             yield s
         elif s.equation.op == "run_scoped":
             yield from _register_steps(s.regions[0])
+
+
+def _uses_tensor_core(body: Block) -> bool:
+    """Whether a warp's role issues tcgen05 products or commits."""
+    return any(
+        s.equation.op in ("tcgen05_mma", "tcgen05_commit_arrive") or any(_uses_tensor_core(r) for r in s.regions)
+        for s in body.steps
+    )
 
 
 def _waited(body: Block) -> Iterator[int]:

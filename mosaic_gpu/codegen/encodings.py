@@ -91,9 +91,13 @@ class Instruction:
             accumulators[d],
             (word >> 24 & 0x1F) << 4,
             (word >> 17 & 0x3F) << 3,
-            *(bool(word >> bit & 1) for bit in (15, 16, 13, 14, 2)),
-            word & 3,
-            bool(word >> 3 & 1),
+            a_mn=bool(word >> 15 & 1),
+            b_mn=bool(word >> 16 & 1),
+            a_negate=bool(word >> 13 & 1),
+            b_negate=bool(word >> 14 & 1),
+            sparse=bool(word >> 2 & 1),
+            selector=word & 3,
+            saturate=bool(word >> 3 & 1),
         )
 
 

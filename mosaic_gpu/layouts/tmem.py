@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from ..codegen.encodings import COLUMNS, LANES, TRANSFERS
-from ..errors import IllegalInstruction, Line, UnsupportedCall
+from ..errors import Line, UnsupportedCall
 from ..program import Affine, Value, View
 from .registers import Layout, LayoutName, RegisterLayout
 from .shared import itemsize
 
 ROWS = (128, 64)
-MOST_REGISTERS = 128  # of one load or store
+# Of one load or store.  There are wider ones, up to 128: ptxas refuses those that do not fit the registers of the launch (C7602),
+# whatever set_max_registers says, and in pieces arithmetic on the first can begin before the last has come.
+MOST_REGISTERS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,8 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
         )
     if shape[-1] % packing:
         raise UnsupportedCall(
-            f"TMEM {ref.dtype}{list(shape)}: {packing} elements share a cell, which {shape[-1]} columns do not fill", line
+            f"TMEM {ref.dtype}{list(shape)}: {packing} elements share a cell, which {shape[-1]} columns do not fill",
+            line,
         )
     if ref.space.layout is not None:
         raise UnsupportedCall(f"TMEM(layout={ref.space.layout}): layout is left out; the shape decides", line)
@@ -98,7 +101,8 @@ def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     start, size = columns.start, int(columns.size or 0)
     if start.const % layout.packing or any(f % layout.packing for _, f in start.terms) or size % layout.packing:
         raise UnsupportedCall(
-            f"{what}: {layout.packing} elements share a cell of tensor memory; columns {columns} of {view.ref} cut one", line
+            f"{what}: {layout.packing} elements share a cell of tensor memory; columns {columns} of {view.ref} cut one",
+            line,
         )
     packed = Affine(start.const // layout.packing, tuple((v, f // layout.packing) for v, f in start.terms))
     for d in lead:
@@ -133,12 +137,7 @@ def transfers(part: TmemPart, layout: RegisterLayout, what: str, line: Line | No
     kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x256b" if part.packing == 1 else "16x128b")
     per_thread, columns, lanes = TRANSFERS[kind]
     halves = 1 if part.rows == 64 or lanes == 32 else 2
-    if part.columns % columns:
-        raise IllegalInstruction(
-            f"{what}: in {name} it moves multiples of {columns * part.packing} columns; this view has "
-            f"{part.columns * part.packing}",
-            line,
-        )
+    assert part.columns % columns == 0, "the layouts of fragments hold multiples of 8 elements"
     out, register = [], 0
     for half in range(halves):
         left, at = part.columns // columns, 0

@@ -62,7 +62,9 @@ def copy_gmem_to_smem(
                 "copy_gmem_to_smem", "leader_tracked", leader_tracked, "plgpu.CopyPartition.PARTITIONED(axis) or None"
             )
         if len(axes) != 1:
-            raise ValueError(f"copy_gmem_to_smem: leader_tracked needs one collective axis, that of the pair; not {axes}")
+            raise ValueError(
+                f"copy_gmem_to_smem: leader_tracked needs one collective axis, that of the pair; not {axes}"
+            )
         src, leader, axes = _own_half(src, leader_tracked.axis, axes[0]), axes[0], ()
     bind(load_p, src, dst, single(barrier), collective_axes=axes, leader=leader)
 

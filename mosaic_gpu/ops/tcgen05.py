@@ -12,9 +12,8 @@ from typing import Any
 
 from .. import arguments
 from ..codegen.encodings import Instruction
-from ..errors import IllegalInstruction, UnsupportedCall
+from ..errors import UnsupportedCall
 from ..layouts.operands import SharedOperand, shared_operand
-from ..layouts.shared import itemsize
 from ..layouts.tmem import TmemPart, tmem_part
 from ..program import Equation, Operand, View
 from .barriers import BarrierUse, barrier_use, single
@@ -83,9 +82,7 @@ def tcgen05_mma(
 
     if collective_axis is not None and not isinstance(collective_axis, str):
         arguments.refuse("tcgen05_mma", "collective_axis", collective_axis, "the name of a cluster axis or None")
-    bind(
-        mma_p, acc, a, b, accumulate, None if barrier is None else single(barrier), collective_axis=collective_axis
-    )
+    bind(mma_p, acc, a, b, accumulate, None if barrier is None else single(barrier), collective_axis=collective_axis)
 
 
 @mma_p.abstract
@@ -100,7 +97,7 @@ def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any = None, *, collect
     fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
     n = b.shape[-1] * (1 if collective_axis is None else 2) if b.shape else 0
     if not fits or acc.shape != (a.shape[0], n):
-        halves = "" if collective_axis is None else " (half of the columns in each block)"
+        halves = "" if collective_axis is None else " (with collective_axis half of the columns in each block)"
         raise ValueError(f"tcgen05_mma: acc {acc.shape} += a {a.shape} @ b {b.shape}{halves}: shapes do not fit")
     return ()
 
@@ -133,27 +130,14 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     m, n = acc.shape[0] * (2 if pair else 1), acc.shape[1]
     a_op: SharedOperand | TmemPart
     if a.space.kind == "tmem":
-        a_op = _in_tmem(a, e)
+        a_op = tmem_part(a, "tcgen05_mma, operand A", e.line)
     else:
         a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line, (1, 2))
     a_mn = isinstance(a_op, SharedOperand) and a_op.mn_major
     check_shape(Shape(kind, m, n, pair, isinstance(a_op, TmemPart), b_op.mn_major, b_op.itemsize), e.line)
-    k_step = 32 // b_op.itemsize
-    if a.shape[1] % k_step:
-        raise IllegalInstruction(
-            f"tcgen05_mma: k = {a.shape[1]}; an instruction takes {k_step} of {a.dtype}, so k is a multiple of that", e.line
-        )
     instruction = Instruction(kind, a.dtype, b.dtype, acc.dtype, m, n, a_mn, b_op.mn_major)
     commit = _commit_plan(ctx, rest[0], e, e.param("collective_axis")) if rest else None
     return Tcgen05Plan(d, m, n, a.shape[1], a_op, b_op, instruction, accumulate, pair, commit)
-
-
-def _in_tmem(a: View, e: Equation) -> TmemPart:
-    if itemsize(a.dtype) < 4 and not a.space.packed:
-        raise IllegalInstruction(f"tcgen05_mma: A in tensor memory is packed; make {a.ref} with packed=True", e.line)
-    if a.space.collective != (e.param("collective_axis") is not None):
-        raise UnsupportedCall(f"tcgen05_mma: accumulator and A ({a.ref}) are both collective or both not", e.line)
-    return tmem_part(a, "tcgen05_mma, operand A", e.line)
 
 
 @mma_p.emit((SM100,), (WARPGROUP, WARP))
@@ -191,7 +175,8 @@ def _commit_plan(ctx: Any, barrier: Any, e: Equation, axes: Any) -> CommitPlan:
     for a in axes:
         if a not in ctx.program.cluster_names:
             raise UnsupportedCall(
-                f"{e.op}: collective_axis={a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}", e.line
+                f"{e.op}: collective_axis={a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}",
+                e.line,
             )
     if own and axes and set(own) != set(axes):
         raise UnsupportedCall(

@@ -94,10 +94,8 @@ def n_step(s: Shape) -> tuple[int, str]:
 
 def check_shape(s: Shape, line: Line | None) -> None:
     """Refuse an M or N that the table does not have."""
-    legal = (128, 256) if s.pair else (64, 128)
+    assert s.m in ((128, 256) if s.pair else (64, 128)), "tensor memory has buffers of 64 and 128 rows"
     blocks = "a pair of blocks" if s.pair else "one block"
-    if s.m not in legal:
-        raise IllegalInstruction(f"tcgen05_mma of M = {s.m} in {blocks}; legal are {legal[0]} and {legal[1]}", line)
     if s.pair and s.m == 128:
         raise IllegalInstruction(
             "tcgen05_mma of M = 128 in a pair of blocks lays each block's 64 rows out twice; this version pairs blocks of "
@@ -113,6 +111,7 @@ def check_shape(s: Shape, line: Line | None) -> None:
     step, why = n_step(s)
     if s.n % step or not step <= s.n <= 256:
         raise IllegalInstruction(
-            f"tcgen05_mma: n = {s.n}; legal with M = {s.m} in {blocks}{f' {why}' if why else ''} are {step}, {2 * step}, ..., 256",
+            f"tcgen05_mma: n = {s.n}; legal with M = {s.m} in {blocks}{' ' + why if why else ''} are "
+            f"{step}, {2 * step}, ..., 256",
             line,
         )

@@ -256,9 +256,7 @@ class Hazards:
         self.transfers[write] += 1
         self.last_transfer[write] = line
         agent, clears = self.clock.transfers[write], "commit_tmem()" if write else "wait_load_tmem()"
-        own = Access(
-            agent, self.transfers[write], TENSOR, write, access.what, self.who, line, None, clears, self.place
-        )
+        own = Access(agent, self.transfers[write], TENSOR, write, access.what, self.who, line, None, clears, self.place)
         note = self.block.tmem.write if write else self.block.tmem.read
         note(self._columns(column, access.part.columns), own, self.clock.known_of_own_lanes())
 

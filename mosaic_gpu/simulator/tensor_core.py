@@ -12,8 +12,9 @@ import functools
 
 import numpy as np
 
+from ..codegen.encodings import Descriptor
 from ..errors import IllegalInstruction, OutOfBounds
-from ..layouts.operands import Descriptor, SharedOperand, decode_descriptor, descriptor_high, descriptor_low
+from ..layouts.operands import SharedOperand, decode_descriptor, descriptor_high, descriptor_low
 from ..layouts.shared import swizzled
 from ..ops.elementwise import numpy_dtype
 from .memory import UNSIGNED, Array, SharedMemory

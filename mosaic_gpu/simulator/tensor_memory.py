@@ -152,9 +152,7 @@ def multiply(mma: Mma) -> None:
     if i != plan.instruction or (i.m, i.n) != (plan.m, plan.n):
         raise IllegalInstruction(f"tcgen05.mma: the descriptor says {i}; the plan says {plan.m} x {plan.n}")
     rows_a, rows_b = i.m // pair, i.n // pair
-    halves = [
-        gather(block.shared, plan.b, mma.b, rows_b, i.b_mn, i.b_type, True, mma.names[1]) for block in mma.blocks
-    ]
+    halves = [gather(block.shared, plan.b, mma.b, rows_b, i.b_mn, i.b_type, True, mma.names[1]) for block in mma.blocks]
     b = np.concatenate(halves, axis=0)
     for block in mma.blocks:  # each has its own rows of A and of D
         if isinstance(plan.a, SharedOperand):

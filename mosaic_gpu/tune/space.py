@@ -28,7 +28,14 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
         }
         for warpgroups, compute, memory in ((2, 240, 24), (3, 160, 32))
     ],
-    ("sm100", "attention"): [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}],
+    ("sm100", "attention"): [
+        {
+            "tile_k": (64, 96, 128),
+            "kv_slots": (1, 2, 3, 4),
+            "rescale_threshold": (0.0, 8.0),
+            "persistent": (True, False),
+        }
+    ],
 }
 
 

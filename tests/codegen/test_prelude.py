@@ -118,6 +118,7 @@ CALLS: dict[str, list[str]] = {
         "tcgen05_wait_load()",
         "tcgen05_wait_store()",
         "tmem_dealloc<64, GROUP>(u[0])",
+        *(f"tma_load_pair_{rank}d(u[0], &map, u[1], {', '.join('i[0]' for _ in range(rank))})" for rank in range(1, 6)),
     ],
 }
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")

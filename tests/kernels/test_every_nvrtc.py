@@ -23,7 +23,11 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 
 def matrix(module: Any, dtype: Any, arch: str) -> Plan:
     x = jax.ShapeDtypeStruct((512, 512), dtype)
-    kernel = module._kernel(512, 512, jnp.dtype(dtype), module.MatmulConfig())
+    types: Any = jnp.dtype(dtype)
+    if module is matmul90:
+        kernel = module._kernel(512, 512, types, module.MatmulConfig())
+    else:
+        kernel = module._kernel(512, 512, 4, (types, types, types), module.MatmulConfig())
     return build_plan(kernel.program(x, x), arch)
 
 

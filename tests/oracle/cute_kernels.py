@@ -299,7 +299,14 @@ def tmem_load(n: int, width: int) -> Compiled:
 
 # ---- instruction descriptors ----------------------------------------------------------------------------------------
 def instruction_descriptor(
-    a_type: str, b_type: str, m: int, n: int, a_mn_major: bool, b_mn_major: bool, acc_type: str = "float32", **fields: int
+    a_type: str,
+    b_type: str,
+    m: int,
+    n: int,
+    a_mn_major: bool,
+    b_mn_major: bool,
+    acc_type: str = "float32",
+    **fields: int,
 ) -> int:
     """By CuTe DSL's own builder, without compiling."""
     types = {**DTYPES, "float32": cutlass.Float32}

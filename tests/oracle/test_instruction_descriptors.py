@@ -45,9 +45,7 @@ def test_other_fields(cute, a_type, b_type, acc_type):
     for a_neg, b_neg, sparse, saturate, selector, m in itertools.product(
         BOOLS, BOOLS, BOOLS, BOOLS, range(4), (64, 128, 256)
     ):
-        ours = Instruction(
-            kind, a_type, b_type, acc_type, m, 96, False, True, a_neg, b_neg, sparse, selector, saturate
-        )
+        ours = Instruction(kind, a_type, b_type, acc_type, m, 96, False, True, a_neg, b_neg, sparse, selector, saturate)
         fields = dict(a_negate=int(a_neg), b_negate=int(b_neg), sparse_flag=int(sparse), sparse_id2=selector)
         theirs = cute.instruction_descriptor(
             a_type, b_type, m, 96, False, True, acc_type, saturate=int(saturate), **fields

@@ -332,7 +332,8 @@ def test_too_many_tmem_columns(plan):
         pass
 
     with pytest.raises(
-        ResourceExceeded, match=r"(?s)520 TMEM columns; an SM has 512.*512 columns from    0  first.*8 columns from  512  second"
+        ResourceExceeded,
+        match=r"(?s)520 TMEM columns; an SM has 512.*512 columns from    0  first.*8 columns from  512  second",
     ):
         plan(body, scratch_types=tmem(512, 8), arch="sm_100a")
 
@@ -344,7 +345,9 @@ def test_a_union_takes_as_much_as_its_largest_group(plan, array):
         plgpu.TMEM((128, 128), F), [plgpu.TMEM((128, 128), BF, packed=True), plgpu.TMEM((128, 8), F)]
     )
     p = plan(
-        lambda o, u, after: None, scratch_types=[plgpu.TMEM((2, 128, 32), F), union, plgpu.TMEM((64, 64), F)], arch="sm_100a"
+        lambda o, u, after: None,
+        scratch_types=[plgpu.TMEM((2, 128, 32), F), union, plgpu.TMEM((64, 64), F)],
+        arch="sm_100a",
     )
     assert [(t.column, t.columns) for t in p.tmem.values()] == [(0, 64), (64, 128), (64, 64), (128, 8), (192, 64)]
     assert p.tmem_columns == 256
