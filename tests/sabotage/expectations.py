@@ -24,7 +24,7 @@ EQUIVALENT: dict[str, str] = {
     "persistent: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm100_tiles: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm90_matmul: wait_smem_to_gmem#2: wait_read_only -> True": _END,
-    "sm100_matmul: wait_smem_to_gmem: wait_read_only -> True": _END,
+    "sm100_matmul: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "handoff: when(named_barrier_arrive free): lt 3 -> lt 4": "G2: one arrival more, for which nobody waits",
     "relay: when(barrier_arrive free): lt 3 -> lt 4": "C6: one phase more, for which nobody waits",
     "through_memory: when(barrier_wait free): lt 2 -> lt 3": "J: the last tile is handed back, too",
