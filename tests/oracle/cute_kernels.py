@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import tcgen05, warpgroup
 from cutlass.cute.nvgpu.common import OperandMajorMode
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
+from cutlass.utils import blackwell_helpers
 from numpy import ndarray
 
 DTYPES = {
@@ -354,3 +355,57 @@ def scaled_descriptor(kind: str, of: Any) -> int:
         **extra,
     )
     return int(descriptor.value) & 0xFFFFFFFF
+
+
+# ---- products of a pair of blocks -----------------------------------------------------------------------------------
+@cute.kernel
+def _pair_kernel(
+    a_type: cutlass.Constexpr,
+    b_type: cutlass.Constexpr,
+    majors: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+    a_layout: cute.ComposedLayout,
+    b_layout: cute.ComposedLayout,
+):
+    mma = _pair_mma(a_type, b_type, majors, mn)
+    memory = SmemAllocator()
+    a, b = _allocate(memory, a_type, a_layout), _allocate(memory, b_type, b_layout)
+    a_fragment, b_fragment = mma.make_fragment_A(a), mma.make_fragment_B(b)
+    acc = mma.make_fragment_C(mma.partition_shape_C(mn))
+    pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
+    acc = cute.make_tensor(pointer, acc.layout)
+    mma.set(tcgen05.Field.ACCUMULATE, True)
+    for step in cutlass.range_constexpr(cute.size(a_fragment, mode=[2])):
+        cute.gemm(mma, acc, a_fragment[None, None, step, 0], b_fragment[None, None, step, 0], acc)
+
+
+def _pair_mma(a_type: Any, b_type: Any, majors: tuple, mn: tuple):
+    where = (tcgen05.CtaGroup.TWO, tcgen05.OperandSource.SMEM, *(_major(bool(m)) for m in majors))
+    if a_type.width == 16:
+        op = tcgen05.MmaF16BF16Op(a_type, cutlass.Float32, (*mn, 16), *where)
+    elif a_type.width == 32:
+        op = tcgen05.MmaTF32Op((*mn, 8), *where)
+    else:
+        op = tcgen05.MmaF8F6F4Op(a_type, b_type, cutlass.Float32, (*mn, 32), *where)
+    return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+@cute.jit
+def _pair(
+    stream,
+    a_type: cutlass.Constexpr,
+    b_type: cutlass.Constexpr,
+    majors: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+):
+    mma = _pair_mma(a_type, b_type, majors, mn)
+    tile = (*mn, 128 * 8 // a_type.width)
+    a_layout = blackwell_helpers.make_smem_layout_a(mma, tile, a_type, 1)
+    b_layout = blackwell_helpers.make_smem_layout_b(mma, tile, b_type, 1)
+    kernel = _pair_kernel(a_type, b_type, majors, mn, a_layout, b_layout)
+    kernel.launch(grid=[2, 1, 1], block=[32, 1, 1], cluster=[2, 1, 1], stream=stream)
+
+
+def pair_product(a_type: str, b_type: str, a_mn: bool, b_mn: bool, n: int) -> Compiled:
+    """A kernel of one product of M = 256 over 128 bytes of K, from buffers as CuTe DSL itself lays them out for a pair."""
+    return _compile("sm_100a", _pair, DTYPES[a_type], DTYPES[b_type], (int(a_mn), int(b_mn)), (256, n))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from mosaic_gpu.codegen.encodings import Instruction, ScaledInstruction
+from mosaic_gpu.codegen.encodings import Descriptor, Instruction, ScaledInstruction
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 INT8 = ("int8", "uint8")
@@ -57,7 +57,7 @@ def test_other_fields(cute, a_type, b_type, acc_type):
 NARROW = (*FP8, "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn")
 
 
-@pytest.mark.parametrize("a_type, b_type", itertools.product(NARROW, NARROW))
+@pytest.mark.parametrize("a_type, b_type", list(itertools.product(NARROW, NARROW)))
 def test_scaled_8_bit_kind(cute, a_type, b_type):
     """kind::mxf8f6f4: all N of both M, the ids of both scales, majors: 512 words and more for each pair of types."""
     for m, n, a_id, b_id in itertools.product((128, 256), range(8, 257, 8), range(4), (0, 3)):
@@ -111,3 +111,22 @@ def test_words_that_mean_nothing():
     for bad in (word | 1 << 23, word | 1 << 29, word | 1 << 6, word | 7 << 7, word | 3 << 4):
         with pytest.raises(ValueError, match="is no instruction descriptor of kind f16"):
             Instruction.decode(bad, "f16")
+
+
+@pytest.mark.parametrize("a_type, b_type", [*PAIRS, ("float32", "float32")])
+@pytest.mark.parametrize("n", [32, 64, 128, 256])
+def test_pairs_of_blocks(cute, ptx, a_type, b_type, n):
+    """cta_group::2, M = 256, as compiled: the instruction's M and N are those of both blocks; operands and their distances are
+    those of one block, whose rows of B are half of N."""
+    majors = ((False, False),) if a_type == "float32" else MAJORS if n == 256 else ((False, False), (False, True))
+    for a_mn, b_mn in majors:
+        compiled = cute.pair_product(a_type, b_type, a_mn, b_mn, n)
+        uses = ptx.Evaluator(1024).run(compiled.ptx, "tcgen05.mma")
+        assert len(uses) == 4
+        for use in uses:
+            assert use.name.startswith(f"tcgen05.mma.cta_group::2.kind::{kind_of(a_type)}")
+            ours = Instruction(kind_of(a_type), a_type, b_type, "float32", 256, n, a_mn, b_mn).encode()
+            assert (use.operands[0], use.operands[3]) == (cute.TMEM_COLUMN, ours)
+            for word in use.operands[1:3]:
+                d = Descriptor.decode(word)
+                assert d.version == 1 and d.encode() == word
