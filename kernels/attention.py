@@ -67,7 +67,7 @@ def choose_config(q: jax.Array, k: jax.Array, causal: bool) -> AttentionConfig:
     blackwell = arch is not None and arch.startswith("sm_10")
     found = lookup("attention", tuning_key(q.shape, k.shape, str(q.dtype), causal))
     if found is None:
-        return (sm100 if blackwell else sm90).default_config(q.shape[-1])
+        return sm100.default_config(q.shape[-1], arch) if blackwell else sm90.default_config(q.shape[-1])
     try:
         config = (Sm100Config if blackwell else sm90.AttentionConfig).from_json(found)
         config.check(q.shape[-1])

@@ -5,7 +5,7 @@
 The names, by topic (each is documented where it is defined):
 
 - kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, program_id, num_programs
-- numbers: ds, cdiv, div, rem, dim_size
+- numbers: ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
@@ -35,6 +35,7 @@ _WHERE = {
     "memory": ("SwizzleTransform", "TilingTransform"),
     "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
     "ops.copies": ("CopyPartition", "commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.exp2": ("exp2_fma",),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from .ops.copies import copy_gmem_to_smem as copy_gmem_to_smem
     from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
     from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
+    from .ops.exp2 import exp2_fma as exp2_fma
     from .ops.grid import dim_size as dim_size
     from .ops.grid import num_programs as num_programs
     from .ops.grid import program_id as program_id

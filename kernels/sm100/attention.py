@@ -26,6 +26,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.sm90.schedule import tile_table
+from mosaic_gpu.ops.tcgen05_rules import features_of
 from mosaic_gpu.runtime.device import multiprocessors
 
 HEAD_DIMS = (64, 128)
@@ -49,6 +50,8 @@ class AttentionConfig(Config):
     512.  rescale_threshold: powers of two by which a row's maximum may grow before the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per pair of query tiles.
     correction_columns: columns of the output that the correction holds at a time, which divide the head dim.
+    emulated_columns: keys of a block whose exponentials are polynomials on the FMA units instead of the special function units,
+    a multiple of 32 below tile_k; where a mask falls none are.
     """
 
     generation: ClassVar[str] = "sm100"
@@ -61,6 +64,7 @@ class AttentionConfig(Config):
     rescale_threshold: float = 8.0
     persistent: bool = True
     correction_columns: int = 32
+    emulated_columns: int = 0
 
     def __post_init__(self) -> None:
         if self.tile_k % 32 or not 32 <= self.tile_k <= 128:
@@ -86,6 +90,10 @@ class AttentionConfig(Config):
             )
         if not 0 <= self.rescale_threshold <= 8:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}: 0 to 8, so that P stays below 2^8")
+        if self.emulated_columns % 32 or not 0 <= self.emulated_columns < self.tile_k:
+            raise ValueError(
+                f"emulated_columns={self.emulated_columns}: a multiple of 32 from 0 to below tile_k={self.tile_k}"
+            )
         if self.correction_columns not in (16, 32, 64):
             raise ValueError(f"correction_columns={self.correction_columns}: 16, 32 or 64")
 
@@ -115,9 +123,14 @@ class AttentionConfig(Config):
             )
 
 
-def default_config(head_dim: int) -> AttentionConfig:
-    """What runs when nothing was tuned.  Nothing here has been measured: there was no Blackwell GPU."""
-    return AttentionConfig(kv_slots=4) if head_dim <= 64 else AttentionConfig()
+def default_config(head_dim: int, arch: str = "sm_100a") -> AttentionConfig:
+    """What runs when nothing was tuned.  Nothing here has been measured: there was no Blackwell GPU.
+
+    A quarter of the exponentials are polynomials where the chip has half as many special function units as its tensor cores
+    would need: by the counts of instructions those and the FMA units are then equally busy.  sm_103a has twice as many.
+    """
+    emulated = 0 if features_of(arch).fast_exp2 else 32
+    return AttentionConfig(kv_slots=4 if head_dim <= 64 else 2, emulated_columns=emulated)
 
 
 def attention(
@@ -307,11 +320,17 @@ def _kernel(
                     new_top = jnp.maximum(top, highest)
                 shrink = jnp.exp2((top - new_top) * factor)
                 hand_over(shrink, before + turn + j)  # a sum for each tile before this one
-                p = jnp.exp2(x * factor - (new_top * factor)[:, None])
-                plgpu.async_store_tmem(probabilities, p.astype(dtype))
+                shifted = x * factor - (new_top * factor)[:, None]
+                total = total * shrink
+                emulated = 0 if masked else c.emulated_columns
+                for start, size, exp2 in ((0, emulated, plgpu.exp2_fma), (emulated, keys - emulated, jnp.exp2)):
+                    if size:
+                        p = exp2(lax.slice_in_dim(shifted, start, start + size, axis=1))
+                        plgpu.async_store_tmem(probabilities.at[:, plgpu.ds(start, size)], p.astype(dtype))
+                        total = total + jnp.sum(p, axis=1)
                 plgpu.commit_tmem()
                 plgpu.barrier_arrive(bars["p_full"].at[i])
-                return new_top, total * shrink + jnp.sum(p, axis=1)
+                return new_top, total
 
             start = (
                 plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), row_layout),

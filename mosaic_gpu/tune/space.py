@@ -34,6 +34,7 @@ GRIDS: dict[tuple[str, str], Sequence[Grid]] = {
             "kv_slots": (1, 2, 3, 4),
             "rescale_threshold": (0.0, 8.0),
             "persistent": (True, False),
+            "emulated_columns": (0, 32),
         }
     ],
 }

@@ -80,6 +80,7 @@ INSIDE = {
         src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None, leader_tracked=None
     ),
     "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True),
+    "exp2_fma": dict(x=Operand("array")),
     "dim_size": dict(ref=Operand("x"), axis=0),
     "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
     "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA),

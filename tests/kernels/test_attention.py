@@ -195,6 +195,7 @@ def test_bad_inputs(q, k, v, options, words):
         (lambda: Sm100Config(softmax_registers=120), "is launched with 128 each"),
         (lambda: Sm100Config(rescale_threshold=9.0), "so that P stays below 2\\^8"),
         (lambda: Sm100Config(correction_columns=48), "16, 32 or 64"),
+        (lambda: Sm100Config(emulated_columns=128), "to below tile_k=128"),
     ],
 )
 def test_bad_configs(make, words):

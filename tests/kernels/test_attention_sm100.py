@@ -85,6 +85,7 @@ def small(**options):
         (1, 256, 500, 1, 1, 64, BF, False, small(rescale_threshold=0.0, correction_columns=64)),
         (1, 1, 1, 1, 1, 64, BF, True, small()),
         (1, 130, 16, 1, 1, 128, F16, False, small(correction_columns=16)),
+        (1, 256, 512, 1, 1, 64, F16, False, small(tile_k=96, emulated_columns=64)),
     ],
 )
 def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
@@ -154,14 +155,16 @@ def counts(c: AttentionConfig, d: int, causal: bool) -> dict[str, int]:
 
     Products: 16 elements of K each; scores (d of them) stand once in front of the key loop and once in it, P V (tile_k) once in
     the loop and once behind it, for both query tiles.  Transfers: 32 columns of cells each; scores are loaded in the loop with a
-    mask and in the one without; the output in the rescaling and at the end, for both tiles.  Probabilities are half as wide.
+    mask and in the one without; the output in the rescaling and at the end, for both tiles.
+    Probabilities are half as wide, and are stored in two parts where some of the exponentials are polynomials.
     """
     pieces = d // c.correction_columns
     transfers = pieces * -(-c.correction_columns // 32)
+    stored = (c.tile_k, c.emulated_columns, c.tile_k - c.emulated_columns)
     return {
         "UTCHMMA": 2 * (2 * (d // 16) + 2 * (c.tile_k // 16)),
         "LDTM": 2 * -(-c.tile_k // 32) + 2 * 2 * transfers,
-        "STTM": 2 * _powers_of_two(c.tile_k // 2) + 2 * transfers,
+        "STTM": sum(_powers_of_two(n // 2) for n in stored) + 2 * transfers,
         "USETMAXREG": 3,
     }
 
@@ -209,6 +212,18 @@ def test_products_are_issued_from_uniform_registers(plan_of):
     groups = 2 * 2 + 2 * 2
     within = gaps[: len(at) - groups]
     assert max(within) <= 8 and sum(within) <= 4 * len(within)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
+def test_polynomials_instead_of_special_functions(plan_of, compiled, arch):
+    """By default a quarter of the exponentials, on sm_103a none; each saves one special function in the loop without a mask."""
+    c = default_config(64, arch)
+    assert c.emulated_columns == (32 if arch == "sm_100a" else 0)
+    with_, without = (
+        compiled(plan_of(64, AttentionConfig(kv_slots=4, emulated_columns=n), arch=arch)).mnemonics["MUFU"]
+        for n in (32, 0)
+    )
+    assert without - with_ == 32
 
 
 def test_the_config_knows_its_memory(plan_of):
