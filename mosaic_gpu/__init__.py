@@ -5,11 +5,12 @@
 The names, by topic (each is documented where it is defined):
 
 - kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, program_id, num_programs
-- numbers: ds, cdiv, div, rem, dim_size
-- memory: GMEM, SMEM, TMEM, ACC, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
-- copies: copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
+- numbers: ds, cdiv, div, rem, dim_size, exp2_fma
+- memory: GMEM, SMEM, TMEM, ACC, RefUnion, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
+- copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
-- tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive, async_load_tmem, wait_load_tmem
+- tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
+- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
 - simulator: SimulatorParams, simulator_params
 - tuned configs: explain_config, override_config (mosaic_gpu.tune has the rest)
@@ -30,16 +31,18 @@ __version__ = "0.1.0"
 _WHERE = {
     "frontend.kernel": ("kernel",),
     "frontend.loops": ("cdiv", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
-    "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "SMEM", "TMEM"),
+    "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "RefUnion", "SMEM", "TMEM"),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
     "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
-    "ops.copies": ("commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.copies": ("CopyPartition", "commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.exp2": ("exp2_fma",),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
     "ops.shapes": ("broadcasted_iota",),
-    "ops.tcgen05": ("async_load_tmem", "tcgen05_commit_arrive", "tcgen05_mma", "wait_load_tmem"),
+    "ops.tcgen05": ("tcgen05_commit_arrive", "tcgen05_mma"),
+    "ops.tmem": ("async_load_tmem", "async_store_tmem", "commit_tmem", "wait_load_tmem"),
     "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
     "program": ("CompilerParams",),
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from .frontend.memory import Barrier as Barrier
     from .frontend.memory import ClusterBarrier as ClusterBarrier
     from .frontend.memory import NamedBarrier as NamedBarrier
+    from .frontend.memory import RefUnion as RefUnion
     from .layouts.registers import Layout as Layout
     from .memory import SwizzleTransform as SwizzleTransform
     from .memory import TilingTransform as TilingTransform
@@ -89,10 +93,12 @@ if TYPE_CHECKING:
     from .ops.barriers import barrier_wait as barrier_wait
     from .ops.barriers import named_barrier_arrive as named_barrier_arrive
     from .ops.barriers import named_barrier_sync as named_barrier_sync
+    from .ops.copies import CopyPartition as CopyPartition
     from .ops.copies import commit_smem as commit_smem
     from .ops.copies import copy_gmem_to_smem as copy_gmem_to_smem
     from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
     from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
+    from .ops.exp2 import exp2_fma as exp2_fma
     from .ops.grid import dim_size as dim_size
     from .ops.grid import num_programs as num_programs
     from .ops.grid import program_id as program_id
@@ -100,10 +106,12 @@ if TYPE_CHECKING:
     from .ops.registers import layout_cast as layout_cast
     from .ops.registers import set_max_registers as set_max_registers
     from .ops.shapes import broadcasted_iota as broadcasted_iota
-    from .ops.tcgen05 import async_load_tmem as async_load_tmem
     from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
     from .ops.tcgen05 import tcgen05_mma as tcgen05_mma
-    from .ops.tcgen05 import wait_load_tmem as wait_load_tmem
+    from .ops.tmem import async_load_tmem as async_load_tmem
+    from .ops.tmem import async_store_tmem as async_store_tmem
+    from .ops.tmem import commit_tmem as commit_tmem
+    from .ops.tmem import wait_load_tmem as wait_load_tmem
     from .ops.warp_branch import when_any_in_warp as when_any_in_warp
     from .ops.wgmma import wgmma as wgmma
     from .ops.wgmma import wgmma_wait as wgmma_wait

@@ -62,7 +62,11 @@ class BarrierInfo:
 
 @dataclasses.dataclass(frozen=True)
 class MemorySpace:
-    """Kind of memory and how data lies in it; the `memory_space` of every Ref in a kernel."""
+    """Kind of memory and how data lies in it; the `memory_space` of every Ref in a kernel.
+
+    packed: TMEM: as many elements as fit share a 32-bit cell; collective: TMEM of a pair of blocks; union: (number of a
+    `RefUnion`, which of its groups), for buffers that lie over each other.
+    """
 
     kind: SpaceKind
     transforms: tuple[SmemTransform, ...] = ()
@@ -70,6 +74,7 @@ class MemorySpace:
     packed: bool = False
     collective: bool = False
     layout: Any = None
+    union: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return self.kind

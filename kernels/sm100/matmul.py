@@ -1,6 +1,9 @@
-"""Blackwell matmul, the smallest whole one: a TMA warp, an MMA warp, and a warpgroup that carries the result out of TMEM.
+"""Blackwell matmul: a TMA warp, an MMA warp and an epilogue warpgroup, on a walk over tiles.
 
-Compiled for sm_100a, checked in the disassembly and simulated; no Blackwell GPU has run it.
+The accumulator is in tensor memory twice, so that the products of the next tile run while the epilogue carries out the last one.
+With `pair`, two neighbouring blocks multiply together: each has its 128 rows of A and half of B's columns in shared memory and
+its 128 rows of the result in tensor memory, so every element of B is read once for 256 rows; the first block's MMA warp issues
+for both.  Compiled, checked in the disassembly and simulated; no Blackwell GPU has run it.
 """
 
 from __future__ import annotations
@@ -14,143 +17,247 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import ResourceExceeded
+from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.operands import check_matmul
+from mosaic_gpu.runtime.device import multiprocessors
 
 TMA_WARP, MMA_WARP = 0, 1
 ISSUE_WARPGROUP, EPILOGUE_WARPGROUP = 0, 1
-ROWS = 128  # lanes of tensor memory
+ROWS = 128  # of a block's tile: the lanes of tensor memory
 SHARED_LIMIT = 232_448  # bytes
+ACCUMULATORS = 2
+EPILOGUE_COLUMNS = 64  # that leave together
+FLOAT8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatmulConfig(Config):
-    """tile_n: columns of a tile (its rows are the 128 lanes of TMEM), a multiple of 64 up to 256; tile_k: depth of a stage, a
-    multiple of 64; num_slots: stages in flight."""
+    """tile_n: columns of a tile, a multiple of 64 up to 256 (of 128 for float8, and with `pair`); tile_k: depth of a stage in
+    bytes, a multiple of 128; num_slots: stages in flight; pair: two blocks of 128 rows multiply together; group: rows of tiles
+    that are walked side by side, for the L2 cache; persistent: a block (or pair) per multiprocessor walks over tiles."""
 
     generation: ClassVar[str] = "sm100"
     kernel: ClassVar[str] = "matmul"
     tile_n: int = 128
-    tile_k: int = 64
-    num_slots: int = 4
+    tile_k: int = 128
+    num_slots: int = 5
+    pair: bool = False
+    group: int = 8
+    persistent: bool = True
 
     def __post_init__(self) -> None:
         if self.tile_n % 64 or not 64 <= self.tile_n <= 256:
             raise ValueError(f"tile_n={self.tile_n}: 64, 128, 192 or 256")
-        if self.tile_k % 64 or self.tile_k < 64:
-            raise ValueError(f"tile_k={self.tile_k}: a multiple of 64")
-        if self.num_slots < 1:
-            raise ValueError(f"num_slots={self.num_slots}: at least 1")
+        if self.pair and self.tile_n % 128:
+            raise ValueError(
+                f"tile_n={self.tile_n}: with pair each block has half of the columns, in chunks of 64: 128 or 256"
+            )
+        if self.tile_k % 128 or self.tile_k < 128:
+            raise ValueError(f"tile_k={self.tile_k}: a multiple of 128 bytes")
+        for name in ("num_slots", "group"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: at least 1")
         if self.shared_bytes > SHARED_LIMIT:
             raise ResourceExceeded(
-                f"{self.num_slots} slots of {self.tile_k} x ({ROWS} + {self.tile_n}) and a tile of {ROWS} x {self.tile_n} "
-                f"take {self.shared_bytes} bytes of shared memory, a block has {SHARED_LIMIT}"
+                f"{self.num_slots} slots of {self.tile_k} bytes x ({ROWS} + {self.columns}) and an epilogue of 2 x {ROWS} x "
+                f"{EPILOGUE_COLUMNS} take {self.shared_bytes} bytes of shared memory, a block has {SHARED_LIMIT}"
             )
 
     @property
+    def blocks(self) -> int:
+        """That multiply together."""
+        return 2 if self.pair else 1
+
+    @property
+    def columns(self) -> int:
+        """Of B that a block has in shared memory."""
+        return self.tile_n // self.blocks
+
+    @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory for 16-bit operands."""
-        slot = 2 * self.tile_k * (ROWS + self.tile_n)
-        return self.num_slots * slot + 2 * ROWS * self.tile_n + 16 * self.num_slots + 16
+        """Bytes of shared memory."""
+        barriers = 8 * (2 * self.num_slots + 2 * ACCUMULATORS) + 8
+        return self.num_slots * self.tile_k * (ROWS + self.columns) + 2 * 2 * ROWS * EPILOGUE_COLUMNS + barriers
 
 
 def matmul(a: jax.Array, b: jax.Array, config: MatmulConfig | None = None) -> jax.Array:
-    """a @ b for (m, k) and (k, n) arrays of float16 or bfloat16; the result has their dtype, sums are float32.
+    """a @ b for (m, k) and (k, n) arrays, sums in float32.
 
-    Any m; k and n multiples of 8 (TMA moves rows of 16 bytes).  Raises UnsupportedCall for anything else.
+    float16 or bfloat16, both alike: the result has their dtype; any m; k and n multiples of 8 (TMA moves rows of 16 bytes).
+    float8_e4m3fn and float8_e5m2, in any mix: the result is bfloat16; k and n multiples of 16.
+    Raises UnsupportedCall for anything else.
     """
-    check_matmul(a, b)
+    _check(a, b)
+    c = config or MatmulConfig()
+    out = jnp.dtype(jnp.bfloat16 if a.dtype in FLOAT8 else a.dtype)
+    if a.dtype in FLOAT8 and c.columns % 128:
+        raise UnsupportedCall(
+            f"matmul of float8 with tile_n={c.tile_n}: a block needs 128 columns of B, a row of the swizzle"
+        )
     if 0 in (*a.shape, *b.shape):
-        return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
-    result: jax.Array = _kernel(a.shape[0], b.shape[1], jnp.dtype(a.dtype), config or MatmulConfig())(a, b)
+        return jnp.zeros((a.shape[0], b.shape[1]), out)
+    types = (jnp.dtype(a.dtype), jnp.dtype(b.dtype), out)
+    tiles = plgpu.cdiv(a.shape[0], ROWS * c.blocks) * plgpu.cdiv(b.shape[1], c.tile_n)
+    walkers = min(tiles, max(multiprocessors() // c.blocks, 1)) if c.persistent else tiles
+    result: jax.Array = _kernel(a.shape[0], b.shape[1], walkers, types, c)(a, b)
     return result
 
 
+def _check(a: jax.Array, b: jax.Array) -> None:
+    if a.dtype not in FLOAT8 or b.dtype not in FLOAT8:
+        check_matmul(a, b)
+        return
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise UnsupportedCall(f"matmul of {a.shape} and {b.shape}: it takes (m, k) and (k, n)")
+    if a.shape[1] % 16 or b.shape[1] % 16:
+        raise UnsupportedCall(
+            f"matmul of float8 with k = {a.shape[1]} and n = {b.shape[1]}: multiples of 16 only, since TMA moves rows of 16 "
+            "bytes; pad them"
+        )
+
+
 @functools.lru_cache(maxsize=256)
-def _kernel(m: int, n: int, dtype: Any, c: MatmulConfig) -> Any:
-    def tile(rows: int) -> tuple[Any, Any]:
-        return plgpu.TilingTransform((rows, 64)), plgpu.SwizzleTransform(128)
+def _kernel(m: int, n: int, walkers: int, types: tuple[Any, Any, Any], c: MatmulConfig) -> Any:
+    a_type, b_type, out_type = types
+    chunk = 128 // a_type.itemsize  # elements of a row of the swizzle
+    tile_k, tile_m = c.tile_k // a_type.itemsize, ROWS * c.blocks
+    pair = dict(collective_axis="pair") if c.pair else {}
+    halves = {
+        name: dict(collective_axes="pair", leader_tracked=plgpu.CopyPartition.PARTITIONED(axis)) if c.pair else {}
+        for name, axis in (("a", 0), ("b", 1))
+    }
+
+    def tile(rows: int, columns: int) -> tuple[Any, Any]:
+        return plgpu.TilingTransform((rows, columns)), plgpu.SwizzleTransform(128)
+
+    def each_tile(a: Any, b: Any, work: Any) -> None:
+        """work(count, row, column) of the tiles of this block (or pair): columns of `group` tiles, one after the other."""
+        tiles_m = plgpu.cdiv(plgpu.dim_size(a, 0), tile_m)
+        tiles_n = plgpu.cdiv(plgpu.dim_size(b, 1), c.tile_n)
+        me, step = lax.axis_index("walker"), plgpu.num_programs(0)
+
+        def one(count: Any, _: None) -> None:
+            number = me + count * step
+            group = plgpu.div(number, c.group * tiles_n)
+            rest = number - group * (c.group * tiles_n)
+            height = jnp.minimum(tiles_m - group * c.group, c.group)
+            row, column = group * c.group + plgpu.rem(rest, height), plgpu.div(rest, height)
+            work(count, row * tile_m, column * c.tile_n)
+
+        lax.fori_loop(0, plgpu.cdiv(tiles_m * tiles_n - me, step), one, None)
 
     def steps(a: Any) -> Any:
-        return plgpu.cdiv(plgpu.dim_size(a, 1), c.tile_k)
+        return plgpu.cdiv(plgpu.dim_size(a, 1), tile_k)
 
     def copy(a: Any, b: Any, a_tile: Any, b_tile: Any, full: Any, empty: Any) -> None:
-        """The TMA warp fills the ring."""
-        row, column = lax.axis_index("m") * ROWS, lax.axis_index("n") * c.tile_n
+        """The TMA warp fills the ring; of a pair each block its own half."""
 
-        def step(i: Any, _: None) -> None:
-            slot = plgpu.rem(i, c.num_slots)
+        def work(count: Any, row: Any, column: Any) -> None:
+            def step(i: Any, _: None) -> None:
+                before = count * steps(a) + i
+                slot = plgpu.rem(before, c.num_slots)
 
-            @plgpu.when(i >= c.num_slots)
-            def _() -> None:
-                plgpu.barrier_wait(empty.at[slot])
+                @plgpu.when(before >= c.num_slots)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[slot])
 
-            k = plgpu.ds(i * c.tile_k, c.tile_k)
-            plgpu.copy_gmem_to_smem(a.at[plgpu.ds(row, ROWS), k], a_tile.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(b.at[k, plgpu.ds(column, c.tile_n)], b_tile.at[slot], full.at[slot])
+                k = plgpu.ds(i * tile_k, tile_k)
+                rows, columns = plgpu.ds(row, tile_m), plgpu.ds(column, c.tile_n)
+                plgpu.copy_gmem_to_smem(a.at[rows, k], a_tile.at[slot], full.at[slot], **halves["a"])
+                plgpu.copy_gmem_to_smem(b.at[k, columns], b_tile.at[slot], full.at[slot], **halves["b"])
 
-        lax.fori_loop(0, steps(a), step, None)
+            lax.fori_loop(0, steps(a), step, None)
 
-    def multiply(a: Any, acc: Any, a_tile: Any, b_tile: Any, full: Any, empty: Any, done: Any) -> None:
-        """The MMA warp; each product frees its slot when it has ended."""
+        each_tile(a, b, work)
 
-        def step(i: Any, _: None) -> None:
-            slot = plgpu.rem(i, c.num_slots)
-            plgpu.barrier_wait(full.at[slot])
-            plgpu.tcgen05_mma(acc, a_tile.at[slot], b_tile.at[slot], empty.at[slot], accumulate=i > 0)
+    def multiply(a: Any, b: Any, acc: Any, a_tile: Any, b_tile: Any, bars: Any) -> None:
+        """The MMA warp; each product frees its slot when it has ended, the last one of a tile hands over the accumulator."""
+        full, empty, ready, drained = bars
 
-        lax.fori_loop(0, steps(a), step, None)
-        plgpu.tcgen05_commit_arrive(done)
+        def work(count: Any, row: Any, column: Any) -> None:
+            own = plgpu.rem(count, ACCUMULATORS)
+            plgpu.when(count >= ACCUMULATORS)(lambda: plgpu.barrier_wait(drained.at[own]))
 
-    def body(
-        a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, o_tile: Any, acc: Any, full: Any, empty: Any, done: Any
-    ) -> None:
+            def step(i: Any, _: None) -> None:
+                slot = plgpu.rem(count * steps(a) + i, c.num_slots)
+                plgpu.barrier_wait(full.at[slot])
+                plgpu.tcgen05_mma(
+                    acc.at[own], a_tile.at[slot], b_tile.at[slot], empty.at[slot], accumulate=i > 0, **pair
+                )
+
+            lax.fori_loop(0, steps(a), step, None)
+            plgpu.tcgen05_commit_arrive(ready.at[own], **pair)
+
+        each_tile(a, b, work)
+
+    def carry_out(a: Any, b: Any, o: Any, acc: Any, o_tile: Any, ready: Any, drained: Any) -> None:
+        """The epilogue: 64 columns at a time, by TMA from two buffers in turn."""
+        own_row = lax.axis_index("pair") * ROWS if c.pair else 0
+        pieces = range(0, c.tile_n, EPILOGUE_COLUMNS)
+
+        def work(count: Any, row: Any, column: Any) -> None:
+            own = plgpu.rem(count, ACCUMULATORS)
+            plgpu.barrier_wait(ready.at[own])
+            for piece, start in enumerate(pieces):
+                part = plgpu.async_load_tmem(acc.at[own, :, plgpu.ds(start, EPILOGUE_COLUMNS)])
+                plgpu.wait_load_tmem()
+                if start == pieces[-1]:
+                    plgpu.barrier_arrive(drained.at[own])
+                buffer = o_tile.at[plgpu.rem(count * len(pieces) + piece, 2)]
+                plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # the copy before the last has left this buffer
+                buffer[...] = part.astype(out_type)
+                plgpu.commit_smem()
+                place = o.at[plgpu.ds(row + own_row, ROWS), plgpu.ds(column + start, EPILOGUE_COLUMNS)]
+                plgpu.copy_smem_to_gmem(buffer, place)
+
+        each_tile(a, b, work)
+        plgpu.wait_smem_to_gmem(0)
+
+    def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, o_tile: Any, acc: Any, *bars: Any) -> None:
+        full, empty, ready, drained = bars
         wg = lax.axis_index("wg")
 
         @plgpu.when(wg == ISSUE_WARPGROUP)
         def _() -> None:
             @plgpu.warp_map
             def _(warp: Any) -> None:
-                @plgpu.when(warp == TMA_WARP)
-                def _() -> None:
-                    copy(a, b, a_tile, b_tile, full, empty)
+                plgpu.when(warp == TMA_WARP)(lambda: copy(a, b, a_tile, b_tile, full, empty))
 
                 @plgpu.when(warp == MMA_WARP)
                 def _() -> None:
-                    multiply(a, acc, a_tile, b_tile, full, empty, done)
+                    if c.pair:  # the first block issues for both
+                        leader = lax.axis_index("pair") == 0
+                        plgpu.when(leader)(lambda: multiply(a, b, acc, a_tile, b_tile, bars))
+                    else:
+                        multiply(a, b, acc, a_tile, b_tile, bars)
 
         @plgpu.when(wg == EPILOGUE_WARPGROUP)
         def _() -> None:
-            plgpu.barrier_wait(done)
-            total = plgpu.async_load_tmem(acc)
-            plgpu.wait_load_tmem()
-            o_tile[...] = total.astype(dtype)
-            plgpu.commit_smem()
-            rows, columns = (
-                plgpu.ds(lax.axis_index("m") * ROWS, ROWS),
-                plgpu.ds(lax.axis_index("n") * c.tile_n, c.tile_n),
-            )
-            plgpu.copy_smem_to_gmem(o_tile, o.at[rows, columns])
-            plgpu.wait_smem_to_gmem(0)
+            carry_out(a, b, o, acc, o_tile, ready, drained)
 
+    drained: Any = plgpu.Barrier(num_barriers=ACCUMULATORS, orders_tensor_core=True)
+    if c.pair:  # both epilogues tell the block that issues
+        drained = plgpu.ClusterBarrier(collective_axes="pair", num_barriers=ACCUMULATORS, orders_tensor_core=True)
     slots = c.num_slots
     return plgpu.kernel(
         body,
-        jax.ShapeDtypeStruct((m, n), dtype),
+        jax.ShapeDtypeStruct((m, n), out_type),
         scratch_types=[
-            plgpu.SMEM((slots, ROWS, c.tile_k), dtype, transforms=tile(ROWS)),
-            plgpu.SMEM((slots, c.tile_k, c.tile_n), dtype, transforms=tile(c.tile_k)),
-            plgpu.SMEM((ROWS, c.tile_n), dtype, transforms=tile(ROWS)),
-            plgpu.TMEM((ROWS, c.tile_n), jnp.float32),
+            plgpu.SMEM((slots, ROWS, tile_k), a_type, transforms=tile(ROWS, chunk)),
+            plgpu.SMEM((slots, tile_k, c.columns), b_type, transforms=tile(tile_k, chunk)),
+            plgpu.SMEM((2, ROWS, EPILOGUE_COLUMNS), out_type, transforms=tile(ROWS, EPILOGUE_COLUMNS)),
+            plgpu.TMEM((ACCUMULATORS, ROWS, c.tile_n), jnp.float32, collective=c.pair),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
             plgpu.Barrier(num_barriers=slots),
-            plgpu.Barrier(orders_tensor_core=True),
+            plgpu.Barrier(num_barriers=ACCUMULATORS, orders_tensor_core=True),
+            drained,
         ],
-        grid=(plgpu.cdiv(n, c.tile_n), plgpu.cdiv(m, ROWS)),
-        grid_names=("n", "m"),
+        grid=(walkers,),
+        grid_names=("walker",),
         num_threads=2,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(arch="sm_100a", strict=True),
         name="matmul_sm100",
+        **(dict(cluster=(2,), cluster_names=("pair",)) if c.pair else {}),
     )

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from ..errors import MosaicGpuError, UnsupportedCall
 from ..program import Program
-from ..tune.space import config_class, config_from, default_config, generation_of
+from ..tune.space import config_class, config_from, generation_of
 from ..tune.workload import Attention, Matmul, dtype_name
 from .common import Refusal, kernel_dtype
 
@@ -61,7 +61,10 @@ def _arguments(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[jax.ShapeD
 def attention_call(w: Attention, arch: str, config: Any = None, return_lse: bool = False) -> Call:
     """Attention of one generation on a workload; config None: its default."""
     function = _kernel_function("attention", arch)
-    config = config or default_config("attention", generation_of(arch), w.head_dim, w.value_dim)
+    if config is None:
+        from ..tune.tunable import find_tunable
+
+        config = find_tunable("attention", generation_of(arch)).default(w)
     options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": return_lse}
     return functools.partial(function, **options), _arguments(w.shapes, w.dtype)
 

@@ -276,6 +276,21 @@ class MemoryEmitter(ValueEmitter):
                     address, where = self._shared_address(copy, issue.shared), self._coordinates(issue)
                     self.line(f"tma_load_multicast_{rank}d({address}, &map{copy.map}, {bar}, {where}, {mask});")
 
+    def tma_load_pair(self, copy: TmaCopy, use: Any, leader: str) -> None:
+        """A block's half of a pair's tile; the barrier of the pair's first block expects both halves."""
+        rank, unit = len(self.plan.maps[copy.map].dims), self.plan.barriers[use.array].unit
+        with self.elected():
+            self.line(f"u32 bar = {self.barrier_address(use)};")
+            position, _ = self.multicast((leader,))
+            with self.block(f"if ({position} == 0)"):
+                self.line(f"mbarrier_expect_tx(bar, {2 * copy.nbytes}); mbarrier_arrive_count(bar, {unit});")
+            for issue in copy.issues:
+                address, where = self._shared_address(copy, issue.shared), self._coordinates(issue)
+                self.line(f"tma_load_pair_{rank}d({address}, &map{copy.map}, bar, {where});")
+
+    def barrier_address(self, use: Any, slot: str | None = None) -> str:
+        raise NotImplementedError
+
     def multicast(self, axes: tuple[str, ...]) -> tuple[str, str]:
         raise NotImplementedError
 

@@ -1,21 +1,20 @@
-"""Emission of tensor-core work: wgmma with its accumulators, tcgen05 with tensor memory."""
+"""Emission of wgmma and its accumulators; what comes of both generations' tensor cores together."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from ..layouts.operands import SharedOperand, descriptor_high, descriptor_low
-from ..ops.tcgen05 import Tcgen05Plan
 from ..ops.wgmma import KINDS, WgmmaPlan
-from ..program import Affine, Literal, Value
-from .emit_memory import MemoryEmitter
+from ..program import Affine, Value
+from .emit_tcgen05 import Tcgen05Emitter
 from .text import PACKED, c_type
 from .wgmma_text import AccumulatorKind, Init, OperandKind, wgmma_function
 
 ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 
 
-class MmaEmitter(MemoryEmitter):
+class MmaEmitter(Tcgen05Emitter):
     """`functions`: name -> text of the wgmma wrappers that the kernel calls."""
 
     def __init__(self) -> None:
@@ -43,9 +42,9 @@ class MmaEmitter(MemoryEmitter):
         in_registers = isinstance(p.a, int)
         k_steps = p.k // p.k_step
         with self.block():
-            self.line(f"u32 b_low = {self._descriptor(p.b)};")
+            self.line(f"u32 b_low = {self.descriptor(p.b)};")
             if isinstance(p.a, SharedOperand):
-                self.line(f"u32 a_low = {self._descriptor(p.a)};")
+                self.line(f"u32 a_low = {self.descriptor(p.a)};")
             self.line("wgmma_fence();")
             b_high = f"{descriptor_high(p.b, False):#x}u"
             for mi in range(p.m // 64):
@@ -83,48 +82,10 @@ class MmaEmitter(MemoryEmitter):
         self.functions[name] = text
         return name
 
-    def _descriptor(self, o: SharedOperand) -> str:
+    def descriptor(self, o: SharedOperand) -> str:
         """Lower word of an operand's descriptor: everything about it that is not a constant."""
         place = o.start + Affine(self.plan.buffers[o.buffer].offset)
         # Counted in units here: from a shift of the whole ptxas makes an instruction more for every product.
         units = Affine(place.const // 16, tuple((v, f // 16) for v, f in place.terms))
         assert units * 16 == place, f"{o}: operands are refused unless they start at whole atoms of the swizzle"
         return f"smem_units + {self.affine(units)} + {descriptor_low(o):#x}u"
-
-    # ---- tcgen05 --------------------------------------------------------------------------------------------------------
-    def tcgen05_mma(self, p: Tcgen05Plan) -> None:
-        kind = {"f16": "f16", "f8f6f4": "f8"}[p.kind]
-        accumulate = self.scalar(p.accumulate)
-        with self.elected():
-            self.line(f"u32 a_low = {self._descriptor(p.a)}, b_low = {self._descriptor(p.b)};")
-            d = f"tmem + {self.plan.tmem[p.d].column + p.d_column}"
-            for step in range(p.k // p.k_step):
-                a = f"descriptor(a_low + {p.a.k_offset(step) >> 4}, {descriptor_high(p.a, True):#x}u)"
-                b = f"descriptor(b_low + {p.b.k_offset(step) >> 4}, {descriptor_high(p.b, True):#x}u)"
-                add = (
-                    "1"
-                    if step
-                    else (
-                        "1" if isinstance(p.accumulate, Literal) and p.accumulate.value else f"({accumulate}) ? 1 : 0"
-                    )
-                )
-                self.line(f"tcgen05_mma_{kind}_ss({d}, {a}, {b}, {p.idesc:#x}u, {add});")
-            if p.barrier is not None:
-                self.line(f"tcgen05_commit({self.barrier_address(p.barrier)});")
-
-    def barrier_address(self, use: Any, slot: str | None = None) -> str:
-        raise NotImplementedError
-
-    def tmem_load(self, step: Any) -> None:
-        buffer, column, columns = step.data
-        result = step.equation.results[0]
-        self.declare(result)
-        raw = f"t{self.fresh()}"
-        self.line(f"u32 {raw}[{columns}];")
-        at, start = 0, self.plan.tmem[buffer].column + column
-        while at < columns:
-            width = max(w for w in (1, 2, 4, 8, 16, 32, 64, 128) if w <= columns - at)
-            self.line(f"tcgen05_load_32x32b<{width}>({raw} + {at}, tmem + {start + at} + (warp << 21));")
-            at += width
-        convert = {"float32": "__uint_as_float({})", "int32": "(int){}"}.get(result.dtype, "{}")
-        self.loop(columns, f"{self.name(result)}[i] = {convert.format(f'{raw}[i]')};")

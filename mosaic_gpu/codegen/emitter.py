@@ -65,6 +65,7 @@ class Emitter(ScanEmitter, MmaEmitter):
         self.plan = plan
         self.approx = plan.program.params.approx_math
         self.single_thread = False
+        self.together = False
         self.scope = Scope.WARPGROUP
         self.count = 0
         self.last_line: Line | None = None
@@ -135,10 +136,11 @@ class Emitter(ScanEmitter, MmaEmitter):
                     with self.block(f"for (int i = 0; i < {b.count}; ++i)"):
                         self.line(f"mbarrier_init(smem + {b.offset} + 8 * i, {b.expected});")
                 self.line("fence_mbarrier_init();")
+        pair = 2 if plan.tmem_pair else 1
         if plan.tmem_columns:
             with self.block("if (threadIdx.x < 32)"):
-                self.line(f"tmem_alloc<{plan.tmem_columns}>(smem + {plan.tmem_address_offset});")
-                self.line("tmem_relinquish();")
+                self.line(f"tmem_alloc<{plan.tmem_columns}, {pair}>(smem + {plan.tmem_address_offset});")
+                self.line(f"tmem_relinquish<{pair}>();")
             self.line("tcgen05_fence_before();")
         if blocks > 1:
             self.line("cluster_arrive(); cluster_wait();")
@@ -149,26 +151,32 @@ class Emitter(ScanEmitter, MmaEmitter):
             self.line(f"const u32 tmem = *(volatile u32*)(shared + {plan.tmem_address_offset});")
 
     def _epilogue(self) -> None:
+        pair = self.plan.tmem_pair
         if self.plan.tmem_columns:
             self.line("tcgen05_fence_before();")
-            self.line("__syncthreads();")
+            # Of a pair, both blocks must have stopped using it.
+            self.line("cluster_arrive(); cluster_wait();" if pair else "__syncthreads();")
             self.line("tcgen05_fence_after();")
-            self.line(f"if (threadIdx.x < 32) tmem_dealloc<{self.plan.tmem_columns}>(tmem);")
+            self.line(f"if (threadIdx.x < 32) tmem_dealloc<{self.plan.tmem_columns}, {2 if pair else 1}>(tmem);")
         if math.prod(self.plan.program.cluster) > 1:
             # A block must not go while its peers may still write to its shared memory or arrive on its barriers.
             self.line("cluster_arrive(); cluster_wait();")
 
     def _role(self, role: Role) -> None:
-        outer = (self.layouts, self.single_thread, self.scope)
-        self.layouts, self.single_thread, self.scope = role.layouts, role.single_thread, role.scope
-        self.line(f"// role {role.name}" + (", one thread" if role.single_thread else ""))
+        outer = (self.layouts, self.single_thread, self.together, self.scope)
+        # The tensor core's operands are uniform registers.  A warp that branches as a whole computes descriptors there, one
+        # whose other lanes wait aside moves each of them (16 instructions a product instead of 3), so it stays together.
+        self.together = role.scope is Scope.WARP and _uses_tensor_core(role.body)
+        single = role.single_thread and not self.together
+        self.layouts, self.single_thread, self.scope = role.layouts, single, role.scope
+        self.line(f"// role {role.name}" + (", one thread" if single else ""))
         if role.scratch_bytes:
             first = min(role.indices)
             self.scratch = f"{role.scratch}" + (f" + (wg - {first}) * {role.scratch_bytes}" if role.indices[1:] else "")
         waited = list(dict.fromkeys(_waited(role.body)))
-        if role.scope is Scope.WARPGROUP and not role.single_thread:
+        if role.scope is Scope.WARPGROUP and not single:
             self._phases(waited)
-        if role.single_thread:
+        if single:
             for s in _register_steps(role.body):
                 self._step(s)
             with self.block("if (tid == 0)" if role.scope is Scope.WARPGROUP else "if (lane == 0)"):
@@ -181,7 +189,7 @@ class Emitter(ScanEmitter, MmaEmitter):
                     self.line(f"{register} = uniform({register});")
         else:
             self.steps(role.body.steps)
-        self.layouts, self.single_thread, self.scope = outer
+        self.layouts, self.single_thread, self.together, self.scope = outer
 
     def _phases(self, waited: Sequence[int]) -> None:
         """One bit a barrier: the parity this role waits for next.  Its warps, under `warp_map`, use the same."""
@@ -225,7 +233,8 @@ class Emitter(ScanEmitter, MmaEmitter):
     @contextlib.contextmanager
     def elected(self) -> Iterator[None]:
         """One thread of the role's unit: always the same one, as groups of copies and commits belong to a thread."""
-        head = "" if self.single_thread else ("if (tid == 0)" if self.scope is Scope.WARPGROUP else "if (lane == 0)")
+        one = "tid == 0" if self.scope is Scope.WARPGROUP else ("elect_one()" if self.together else "lane == 0")
+        head = "" if self.single_thread else f"if ({one})"
         with self.block(head):
             yield
 
@@ -355,6 +364,14 @@ def _register_steps(body: Block) -> Iterator[Step]:
             yield s
         elif s.equation.op == "run_scoped":
             yield from _register_steps(s.regions[0])
+
+
+def _uses_tensor_core(body: Block) -> bool:
+    """Whether a warp's role issues tcgen05 products or commits."""
+    return any(
+        s.equation.op in ("tcgen05_mma", "tcgen05_commit_arrive") or any(_uses_tensor_core(r) for r in s.regions)
+        for s in body.steps
+    )
 
 
 def _waited(body: Block) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,48 @@ class RefType:
         return AbstractRef(jax.core.ShapedArray(self.shape, np.dtype(self.dtype)), memory_space=self.space)
 
 
+_unions = itertools.count()
+
+
+class RefUnion:
+    """Groups of buffers that lie over each other: `RefUnion(s, p)` takes as much memory as the larger of the two.
+
+    Each group is a buffer or a tree of buffers, all in shared memory or all in tensor memory; a group's buffers lie one
+    behind the other.  In the kernel it is a tuple of the groups' Refs: `scores, probabilities = union`.  What one group holds
+    is gone when another is written; the simulator sees them as the same bytes and columns.
+    Raises ValueError for fewer than two groups, or buffers of two memories.
+    """
+
+    def __init__(self, *groups: Any) -> None:
+        leaves = [jax.tree.leaves(g, is_leaf=lambda x: x is None or isinstance(x, RefType)) for g in groups]
+        for i, group in enumerate(leaves):
+            for leaf in group:
+                if not isinstance(leaf, RefType) or leaf.space.kind not in ("smem", "tmem"):
+                    arguments.refuse("RefUnion", f"groups[{i}]", leaf, "an SMEM or TMEM buffer, or a tree of them")
+        kinds = {leaf.space.kind for group in leaves for leaf in group}
+        if len(groups) < 2 or len(kinds) != 1:
+            raise ValueError(f"RefUnion: {len(groups)} groups in {sorted(kinds)}: at least two, in one memory")
+        if any(leaf.space.union is not None for group in leaves for leaf in group):
+            raise ValueError("RefUnion: a union inside of a union; list its groups in the outer one")
+        number = next(_unions)  # a program counts its own from 0
+        self.groups = tuple(
+            jax.tree.map(lambda leaf, g=g: _in_union(leaf, number, g), tree, is_leaf=lambda x: isinstance(x, RefType))
+            for g, tree in enumerate(groups)
+        )
+
+
+def _in_union(leaf: RefType, number: int, group: int) -> RefType:
+    return dataclasses.replace(leaf, space=dataclasses.replace(leaf.space, union=(number, group)))
+
+
+jax.tree_util.register_pytree_with_keys(
+    RefUnion,
+    lambda u: (tuple((jax.tree_util.SequenceKey(i), g) for i, g in enumerate(u.groups)), None),
+    lambda _, groups: tuple(groups),  # type: ignore[arg-type,return-value]
+    lambda u: (u.groups, None),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Space:
     """A memory space; call it for an allocation."""
@@ -51,8 +94,11 @@ class Space:
     ) -> RefType:
         """A buffer of this space.
 
-        shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`;
-        packed, collective, layout (TMEM only).  Raises ValueError for a combination the space does not have.
+        shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`.
+        TMEM only: shape (rows, columns) or (n, rows, columns), rows 128 or 64 (the lanes); packed: elements of 16 or 8 bits
+        share a 32-bit cell, as an operand A and what is stored to be one are (False: an element a cell); collective: the
+        accumulator of a pair of blocks, whose rows this block has; layout: None, the only one that there is.
+        Raises ValueError for a combination the space does not have.
         """
         where = self.kind.upper()
         dims, scalar = arguments.whole_numbers(where, "shape", shape, 0), arguments.dtype(where, "dtype", dtype)

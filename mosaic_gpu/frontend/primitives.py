@@ -129,6 +129,11 @@ def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
     return primitive(op).bind(*leaves, operands=TreeOf(tree, refs), results=results, **params)  # type: ignore[no-any-return]
 
 
+def axis_index_of(name: str) -> Any:
+    """`jax.lax.axis_index`, for ops, which do not import JAX themselves."""
+    return jax.lax.axis_index(name)
+
+
 # Operations with a body: one jaxpr closed over the values and Refs around it.
 run_scoped_p = new_primitive("run_scoped")
 run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval for v in jaxpr.outvars])

@@ -80,6 +80,7 @@ class Tracer:
     def __init__(self) -> None:
         self.count = 0
         self.env: dict[Any, Operand] = {}
+        self.unions: dict[int, int] = {}  # number of a RefUnion -> its number in this program
         self.sums: dict[int, Affine] = {}  # int32 scalars that are sums of products: what an index may look through
 
     def fresh(self, shape: Sequence[int], dtype: Any, space: MemorySpace | None = None) -> Value:
@@ -90,6 +91,9 @@ class Tracer:
 
     def value_of_aval(self, aval: Any, name: str = "") -> Value:
         space = getattr(aval, "memory_space", None)
+        if isinstance(space, MemorySpace) and space.union is not None:
+            number, group = space.union
+            space = dataclasses.replace(space, union=(self.unions.setdefault(number, len(self.unions)), group))
         value = self.fresh(aval.shape, aval.dtype, space if isinstance(space, MemorySpace) else None)
         return dataclasses.replace(value, name=name)
 

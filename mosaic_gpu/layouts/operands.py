@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..codegen import encodings
+from ..codegen.encodings import TCGEN05_VERSION, Descriptor
 from ..errors import IllegalInstruction, Line
 from ..program import Affine, View
 from .shared import SharedLayout
-
-SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}  # at bit 62; tcgen05 reads the same bits as 61-63 = 0, 2, 4, 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,37 +139,25 @@ def _along(
     return Affine(const, tuple((v, f // tile * tile_bytes) for v, f in start.terms))
 
 
+def matrix_descriptor(operand: SharedOperand, tcgen05: bool, address: int = 0) -> Descriptor:
+    """The descriptor of an instruction's part of an operand that starts at a byte address of shared memory."""
+    version = TCGEN05_VERSION if tcgen05 else 0
+    return Descriptor(address, operand.leading, operand.stride, operand.swizzle, version)
+
+
 def descriptor_high(operand: SharedOperand, tcgen05: bool) -> int:
     """Upper 32 bits: SBO, version, swizzle.  Constant for the operand."""
-    return (operand.stride >> 4) | ((1 << 14) if tcgen05 else 0) | (SWIZZLE_CODE[operand.swizzle] << 30)
+    return matrix_descriptor(operand, tcgen05).high()
 
 
 def descriptor_low(operand: SharedOperand, address: int = 0) -> int:
     """Lower 32 bits for a byte address in shared memory: start address and LBO."""
-    return ((address & 0x3FFFF) >> 4) | ((operand.leading >> 4) << 16)
-
-
-@dataclasses.dataclass(frozen=True)
-class Descriptor:
-    """A decoded matrix descriptor: byte address, LBO, SBO, swizzle, all in bytes."""
-
-    address: int
-    leading: int
-    stride: int
-    swizzle: int
-    version: int
+    return encodings.descriptor_low(operand.leading, address)
 
 
 def decode_descriptor(word: int) -> Descriptor:
     """The fields of a 64-bit matrix descriptor, as the tensor core reads them."""
-    codes: dict[int, int] = {v: k for k, v in SWIZZLE_CODE.items()}
-    return Descriptor(
-        (word & 0x3FFF) << 4,
-        (word >> 16 & 0x3FFF) << 4,
-        (word >> 32 & 0x3FFF) << 4,
-        codes[word >> 62 & 3],
-        word >> 46 & 7,
-    )
+    return Descriptor.decode(word)
 
 
 def operand_view(x: Any) -> View | None:

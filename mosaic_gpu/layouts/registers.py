@@ -150,6 +150,13 @@ def tcgen05_native(shape: Shape) -> RegisterLayout:
     )
 
 
+def tcgen05(shape: Shape) -> RegisterLayout:
+    """What two tcgen05.ld.16x256b deliver, (128, n): per warp 32 rows, in wgmma's fragments (PTX ISA 9.7.16.8)."""
+    n = shape[1]
+    reg = (Digit(2, 1, 1), Digit(2, 0, 8), Digit(n // 8, 1, 8), Digit(2, 0, 16))
+    return RegisterLayout("TCGEN05", shape, reg, (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(4, 0, 32),))
+
+
 def strided(shape: Shape, vector: int = 1) -> RegisterLayout:
     """Row-major round robin in vectors; the element count must divide by 128 * vector."""
     rank = len(shape)
@@ -181,6 +188,7 @@ class Layout(enum.Enum):
     """Register layouts by name, as in `layout_cast(x, Layout.WGMMA)`; `Layout.WGMMA.reduce(1)` is that of its row reductions."""
 
     WGMMA = "WGMMA"
+    TCGEN05 = "TCGEN05"
     TCGEN05_TMEM_NATIVE = "TCGEN05_TMEM_NATIVE"
     WG_STRIDED = "WG_STRIDED"
 
@@ -201,12 +209,19 @@ class Layout(enum.Enum):
         """The layout for an array of `shape`; ValueError where the shape does not fit."""
         if self is Layout.WG_STRIDED:
             return strided(shape)
-        rows, columns = {Layout.WGMMA: (64, 8), Layout.TCGEN05_TMEM_NATIVE: (128, 1)}[self]
+        rows, columns = {
+            Layout.WGMMA: (64, 8),
+            Layout.TCGEN05: (128, 8),
+            Layout.TCGEN05_TMEM_NATIVE: (128, 1),
+        }[self]
         if len(shape) != 2 or shape[0] % rows or shape[1] % columns:
             raise ValueError(
                 f"{self.value} holds (m, n) arrays with m a multiple of {rows} and n of {columns}; this one is {shape}"
             )
-        return (wgmma if self is Layout.WGMMA else tcgen05_native)(shape)
+        if self is Layout.TCGEN05 and shape[0] != 128:
+            raise ValueError(f"TCGEN05 holds (128, n) arrays; this one is {shape}")
+        of = {Layout.WGMMA: wgmma, Layout.TCGEN05: tcgen05, Layout.TCGEN05_TMEM_NATIVE: tcgen05_native}[self]
+        return of(shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from . import (
     conversions,
     copies,
     elementwise,
+    exp2,
     grid,
     reductions,
     refs,
@@ -14,6 +15,7 @@ from . import (
     scans,
     shapes,
     tcgen05,
+    tmem,
     warp_branch,
     wgmma,
 )
@@ -25,6 +27,7 @@ __all__ = [
     "conversions",
     "copies",
     "elementwise",
+    "exp2",
     "grid",
     "reductions",
     "refs",
@@ -32,6 +35,7 @@ __all__ = [
     "registers",
     "shapes",
     "tcgen05",
+    "tmem",
     "warp_branch",
     "wgmma",
 ]

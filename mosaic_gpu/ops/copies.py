@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from ..errors import UnsupportedCall
 from ..plan.tma import TmaCopy, plan_copy
 from ..program import Equation
 from .barriers import BarrierUse, barrier_use, single
-from .registry import BOTH, WARP, WARPGROUP, op
+from .registry import BOTH, SM100, WARP, WARPGROUP, op
 
 SCOPES = (WARPGROUP, WARP)
 load_p = op("copy_gmem_to_smem", issues_only=True)
@@ -19,23 +20,72 @@ store_wait_p = op("wait_smem_to_gmem", issues_only=True)
 commit_smem_p = op("commit_smem")
 
 
-def copy_gmem_to_smem(src: Any, dst: Any, barrier: Any, *, collective_axes: Sequence[str] | str | None = None) -> None:
+@dataclasses.dataclass(frozen=True)
+class CopyPartition:
+    """How a pair of blocks that multiply together shares a tile.  axis: each copies its half along it."""
+
+    axis: int
+
+    @staticmethod
+    def PARTITIONED(axis: int) -> CopyPartition:  # noqa: N802 - as in Pallas
+        """Each block copies its half of the tile along `axis`."""
+        return CopyPartition(arguments.whole("CopyPartition.PARTITIONED", "axis", axis, 0))
+
+
+def copy_gmem_to_smem(
+    src: Any,
+    dst: Any,
+    barrier: Any,
+    *,
+    collective_axes: Sequence[str] | str | None = None,
+    leader_tracked: CopyPartition | None = None,
+) -> None:
     """Start a TMA load of `src` (GMEM view) into `dst` (SMEM view of the same shape and dtype).
 
     The copy counts as one arrival on `barrier` and completes its phase when all bytes have landed.  Where the tile sticks
     out of the array it is filled with zeros.  collective_axes: cluster axes along which all blocks want the same tile: each
     loads a share and multicasts it; every block's own `barrier` sees the whole tile.
+    leader_tracked: CopyPartition.PARTITIONED(axis), for `tcgen05_mma(collective_axis=...)`: `src` is the tile of a pair of
+    blocks along collective_axes (the last axis of the cluster), each block copies its half along `axis` into its `dst`, and
+    the barrier of block 0, who issues the products, counts both halves as one arrival.  Both blocks must copy; the other
+    block's barrier is not touched.
     Raises IllegalInstruction where TMA has no such box, ranks, strides or swizzle.
     """
     from ..frontend.primitives import bind
 
     given = () if collective_axes is None else collective_axes
     axes = arguments.names("copy_gmem_to_smem", "collective_axes", given)
-    bind(load_p, src, dst, single(barrier), collective_axes=axes)
+    leader = None
+    if leader_tracked is not None:
+        if not isinstance(leader_tracked, CopyPartition):
+            arguments.refuse(
+                "copy_gmem_to_smem", "leader_tracked", leader_tracked, "plgpu.CopyPartition.PARTITIONED(axis) or None"
+            )
+        if len(axes) != 1:
+            raise ValueError(
+                f"copy_gmem_to_smem: leader_tracked needs one collective axis, that of the pair; not {axes}"
+            )
+        src, leader, axes = _own_half(src, leader_tracked.axis, axes[0]), axes[0], ()
+    bind(load_p, src, dst, single(barrier), collective_axes=axes, leader=leader)
+
+
+def _own_half(src: Any, axis: int, name: str) -> Any:
+    """This block's half of a view along one of its dimensions."""
+    from ..frontend.loops import ds
+    from ..frontend.primitives import axis_index_of
+
+    if not hasattr(src, "at") or axis >= len(src.shape) or src.shape[axis] % 2:
+        raise ValueError(
+            f"copy_gmem_to_smem: CopyPartition.PARTITIONED({axis}) halves dimension {axis} of src, of shape "
+            f"{tuple(getattr(src, 'shape', ()))}"
+        )
+    half = src.shape[axis] // 2
+    own = ds(axis_index_of(name) * half, half)
+    return src.at[tuple(own if i == axis else slice(None) for i in range(len(src.shape)))]
 
 
 @load_p.abstract
-def _(src: Any, dst: Any, barrier: Any, *, collective_axes: tuple[str, ...]) -> Any:
+def _(src: Any, dst: Any, barrier: Any, *, collective_axes: tuple[str, ...], leader: str | None) -> Any:
     arguments.memory("copy_gmem_to_smem", "src", src, "gmem")
     arguments.memory("copy_gmem_to_smem", "dst", dst, "smem")
     arguments.memory("copy_gmem_to_smem", "barrier", barrier, "barrier")
@@ -43,22 +93,34 @@ def _(src: Any, dst: Any, barrier: Any, *, collective_axes: tuple[str, ...]) -> 
 
 
 @load_p.plan()
-def _(ctx: Any, e: Equation) -> tuple[TmaCopy, BarrierUse]:
+def _(ctx: Any, e: Equation) -> tuple[TmaCopy, BarrierUse, str | None]:
+    """(the copy, the barrier that counts it, the axis of the pair whose block 0 has that barrier)."""
     src, dst, barrier = e.operands
-    axes = e.param("collective_axes")
+    axes, leader = e.param("collective_axes"), e.param("leader")
+    if leader is not None:
+        names, sizes = ctx.program.cluster_names, ctx.program.cluster
+        if ctx.generation is not SM100 or not names or names[-1] != leader or sizes[-1] != 2:
+            raise UnsupportedCall(
+                f"copy_gmem_to_smem(leader_tracked=..., collective_axes={leader!r}): a pair of blocks is the last axis of the "
+                f"cluster, of 2 blocks, on sm_100a and later; the kernel has cluster {dict(zip(names, sizes, strict=True))}",
+                e.line,
+            )
     for a in axes:
         if a not in ctx.program.cluster_names:
             raise UnsupportedCall(
                 f"collective_axes={axes}: {a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}",
                 e.line,
             )
-    return plan_copy(ctx, src, dst, e.line, axes), barrier_use(barrier, e)  # type: ignore[arg-type]
+    return plan_copy(ctx, src, dst, e.line, axes), barrier_use(barrier, e), leader  # type: ignore[arg-type]
 
 
 @load_p.emit(BOTH, SCOPES)
 def _(out: Any, step: Any) -> None:
-    copy, use = step.data
+    copy, use, leader = step.data
     bar = out.barrier_address(use)
+    if leader is not None:
+        out.tma_load_pair(copy, use, leader)
+        return
     with out.elected():
         out.line(f"u32 bar = {bar};")
         unit = out.plan.barriers[use.array].unit

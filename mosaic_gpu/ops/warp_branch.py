@@ -19,6 +19,7 @@ from .elementwise import PURE
 from .refs import Access
 from .registry import BOTH, WARPGROUP, op
 
+TMEM = ("async_load_tmem", "wait_load_tmem", "async_store_tmem", "commit_tmem")  # each warp moves its own lanes
 ALLOWED = PURE | {
     "broadcast_in_dim",
     "reshape",
@@ -28,6 +29,7 @@ ALLOWED = PURE | {
     "iota",
     "layout_cast",
     "slice",
+    *TMEM,
 }
 warp_branch = op("warp_branch", instead="under warp_map a warp branches with `when` on a scalar")
 
@@ -36,7 +38,7 @@ def when_any_in_warp(condition: Any) -> Callable[[Callable[[], None]], None]:
     """Decorator: each warp runs the function if any element of `condition` that its lanes hold is true (one vote a warp).
 
     condition: bool array with a register layout, e.g. one value per row of Layout.WGMMA.  The function may compute on register
-    arrays and read and write accumulators that no product in flight writes; it returns nothing.
+    arrays, read and write accumulators that no product in flight writes, and move tensor memory; it returns nothing.
     Raises UnsupportedPrimitive for anything in it that the warps of a warpgroup must do together.
     """
 
@@ -95,7 +97,9 @@ def _(sim: Any, step: Any) -> Iterator[Any]:
     warps = warps_with_a_true_element(np.asarray(condition), layout)
     views = accumulators(e)
     before = [np.array(sim.load(Access("acc", v, False))) for v in views]
+    sim.active = warps
     yield from sim.run(step.regions[0].steps)
+    sim.active = (True,) * 4
     for v, old in zip(views, before, strict=True):
         # An element belongs to the warp that holds it: a warp that did not vote keeps what it had.
         held = Layout.WGMMA.of(v.shape).coordinates()

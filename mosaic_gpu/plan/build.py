@@ -11,7 +11,8 @@ from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
 from ..ops import registry
 from ..ops.registry import Generation, Scope
-from ..program import Equation, Program, Value, View
+from ..ops.tcgen05_rules import features_of
+from ..program import Equation, Program, Value
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .registers import check_registers
@@ -31,11 +32,13 @@ from .roles import Split
 class PlanContext:
     """What a plan rule may ask for and add to."""
 
-    def __init__(self, program: Program, generation: Generation, resources: Resources) -> None:
+    def __init__(self, program: Program, arch: str, resources: Resources) -> None:
         self.program = program
-        self.generation = generation
+        self.generation = Generation.of_arch(arch)
         self.scope = Scope.WARPGROUP
         self.resources = resources
+        self.arch = arch
+        self.features = features_of(arch)
         self.maps: list[TensorMapPlan] = []
         self.pointers: list[int] = []
         self.dims: list[RuntimeDim] = []
@@ -80,21 +83,6 @@ class PlanContext:
         if d not in self.dims:
             self.dims.append(d)
         return d.input, d.axis
-
-    def tmem_column(self, view: View, line: Line | None) -> int:
-        """First column of a TMEM view that keeps all lanes."""
-        lanes, columns = view.dims
-        if (
-            view.is_transposed
-            or lanes.size != 128
-            or columns.size is None
-            or not columns.start.static
-            or columns.stride != 1
-        ):
-            raise UnsupportedCall(
-                f"a TMEM view takes all 128 lanes and a static range of columns; this is {view}", line
-            )
-        return columns.start.const
 
     # ---- equations -> steps ---------------------------------------------------------------------------------------------
     def block(self, inputs: Sequence[Value], equations: Sequence[Equation], outputs: Sequence[Any] = ()) -> Block:
@@ -162,7 +150,7 @@ def build_plan(program: Program, arch: str) -> Plan:
     names = [_name(s, program) for s in splits]
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
-    ctx = PlanContext(program, generation, resources)
+    ctx = PlanContext(program, arch, resources)
     planned = []
     for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
         body = ctx.block((), equations)
@@ -205,6 +193,7 @@ def build_plan(program: Program, arch: str) -> Plan:
         resources.shared_bytes,
         resources.tmem_columns,
         resources.tmem_address_offset,
+        resources.tmem_pair,
         tuple(ctx.maps),
         tuple(ctx.pointers),
         tuple(ctx.dims),

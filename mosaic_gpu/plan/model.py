@@ -141,6 +141,7 @@ class Plan:
     """A kernel ready to be emitted or simulated.
 
     buffers, barriers, named_barriers, tmem: by value id.  shared_bytes: dynamic shared memory of a block.
+    tmem_pair: tensor memory and its products belong to a pair of blocks (`cta_group::2`).
     roles: the warpgroups' roles, in order of their first warpgroup.  warp_roles: by id of the `warp_map` equation's input.
     pointers: inputs whose address is a parameter; dims: extents that are parameters; maps: TMA descriptors.
     """
@@ -156,6 +157,7 @@ class Plan:
     shared_bytes: int
     tmem_columns: int
     tmem_address_offset: int
+    tmem_pair: bool
     maps: tuple[TensorMapPlan, ...]
     pointers: tuple[int, ...]
     dims: tuple[RuntimeDim, ...]

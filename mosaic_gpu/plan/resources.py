@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import Line, RegisterBudgetError, ResourceExceeded, UnsupportedCall
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import SharedLayout, itemsize, shared_layout
+from ..layouts.shared import SharedLayout, shared_layout
+from ..layouts.tmem import TmemLayout, tmem_layout
 from ..memory import BarrierInfo
 from ..program import Equation, Program, Value, View, walk
 from .model import BarrierArray, NamedBarrierArray, SharedBuffer, TmemBuffer
+from .placement import Piece, place
 from .roles import uses_arrays
 
 SHARED_LIMIT = 232_448  # bytes a block may have on sm_90, sm_100 and sm_103 (CUDA guide, compute capabilities)
@@ -31,6 +33,7 @@ class Resources:
     shared_bytes: int
     tmem_columns: int
     tmem_address_offset: int
+    tmem_pair: bool
     first_free_named: int
     scratch_bytes: int = 0  # of shared_bytes: where threads exchange elements of register arrays
 
@@ -60,7 +63,8 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     tmem: dict[int, TmemBuffer] = {}
     layouts: list[tuple[Value, SharedLayout, Line | None]] = []
     barrier_refs: list[tuple[Value, BarrierInfo]] = []
-    next_named, next_column = 1, 0
+    columns_of: list[tuple[Value, TmemLayout]] = []
+    next_named = 1
     owners = _owners(role_bodies)
     for ref, line, collective in wanted:
         assert ref.space is not None
@@ -89,15 +93,13 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
             named[ref.id] = NamedBarrierArray(ref, next_named, count, 128 * ref.space.barrier.num_arrivals)
             next_named += count
         elif kind == "tmem":
-            columns = _tmem_columns(ref, line)
-            tmem[ref.id] = TmemBuffer(ref, next_column, columns)
-            next_column += columns
-    offset = 0
-    for ref, layout, _ in sorted(layouts, key=lambda item: -min(ALIGNMENT, _alignment(item[1]))):
-        alignment = _alignment(layout)
-        offset = -(-offset // alignment) * alignment
-        buffers[ref.id] = SharedBuffer(ref, layout, offset)
-        offset += layout.nbytes
+            columns_of.append((ref, tmem_layout(ref, line)))
+    starts, offset = place(Piece(ref, layout.nbytes, _alignment(layout)) for ref, layout, _ in layouts)
+    for ref, layout, _ in sorted(layouts, key=lambda item: starts[item[0].id]):
+        buffers[ref.id] = SharedBuffer(ref, layout, starts[ref.id])
+    first_columns, next_column = place(Piece(ref, layout.total) for ref, layout in columns_of)
+    for ref, tmem_of in columns_of:
+        tmem[ref.id] = TmemBuffer(ref, first_columns[ref.id], tmem_of.total)
     offset = -(-offset // 8) * 8
     arrivals = _arrivals(role_bodies)
     barriers: dict[int, BarrierArray] = {}
@@ -129,10 +131,36 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     columns = 0
     if tmem:
         if next_column > TMEM_COLUMNS:
-            rows = "\n".join(f"  {b.columns:4d} columns  {b.value}" for b in tmem.values())
+            rows = "\n".join(
+                f"  {b.columns:4d} columns from {b.column:4d}  {b.value}{' (in a union)' if _in_union(b.value) else ''}"
+                for b in tmem.values()
+            )
             raise ResourceExceeded(f"{next_column} TMEM columns; an SM has {TMEM_COLUMNS}\n{rows}", program.line)
         columns = max(32, 1 << (next_column - 1).bit_length())
-    return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, next_named)
+    return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, _pair(program, tmem), next_named)
+
+
+def _pair(program: Program, tmem: dict[int, TmemBuffer]) -> bool:
+    """Whether tensor memory is that of a pair of blocks: all of it or none (`cta_group` is one for a whole kernel)."""
+    pairs = [b.value for b in tmem.values() if b.value.space is not None and b.value.space.collective]
+    others = [b.value for b in tmem.values() if b.value.space is not None and not b.value.space.collective]
+    if pairs and others:
+        raise UnsupportedCall(
+            f"{pairs[0]} is collective and {others[0]} is not: a kernel works in pairs of blocks or in single ones "
+            "throughout, so give all TMEM buffers collective=True or none",
+            program.line,
+        )
+    if pairs and (not program.cluster or program.cluster[-1] != 2):
+        raise UnsupportedCall(
+            f"{pairs[0]} is collective: the pair is the last axis of the cluster, which must have 2 blocks; "
+            f"cluster={program.cluster}",
+            program.line,
+        )
+    return bool(pairs)
+
+
+def _in_union(ref: Value) -> bool:
+    return ref.space is not None and ref.space.union is not None
 
 
 def scratch_bytes(equations: Sequence[Equation], layouts: Mapping[int, RegisterLayout]) -> int:
@@ -154,21 +182,6 @@ def add_scratch(resources: Resources, nbytes: int, indices: Sequence[int], progr
 
 def _alignment(layout: SharedLayout) -> int:
     return ALIGNMENT if layout.swizzle else 128
-
-
-def _tmem_columns(ref: Value, line: Line | None) -> int:
-    assert ref.space is not None
-    if (
-        len(ref.shape) != 2
-        or ref.shape[0] != 128
-        or itemsize(ref.dtype) != 4
-        or ref.space.packed
-        or ref.space.collective
-    ):
-        raise UnsupportedCall(
-            f"TMEM {ref.dtype}{list(ref.shape)}: this version has (128, columns) buffers of a 32-bit type", line
-        )
-    return ref.shape[1]
 
 
 def _owners(role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]]) -> dict[int, tuple[int, ...]]:
@@ -201,7 +214,7 @@ def _arrivals(role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]])
         for e in equations:
             if e.op == "barrier_arrive":
                 note(e.operands[0], many_threads, False)
-            elif e.op in ("tcgen05_commit_arrive", "tcgen05_mma"):
+            elif e.op in ("tcgen05_commit_arrive", "tcgen05_mma"):  # an arrival is one thread's
                 note(e.operands[-1], False, True)
             for r in e.regions:
                 visit(r.equations, many_threads and e.op != "warp_map")

@@ -31,7 +31,7 @@ class Agents:
 
     def __init__(self, plan: Plan, blocks: int) -> None:
         self.warps = 4 if any(_has_warp_map(r.body) for r in plan.roles) else 1
-        self._warpgroup = 3 + 4 * self.warps
+        self._warpgroup = 4 + 4 * self.warps
         offset = self._warpgroup * plan.program.num_threads
         self._barriers: dict[int, int] = {}
         for id, array in plan.barriers.items():
@@ -43,17 +43,18 @@ class Agents:
     def thread(self, block: int, warpgroup: int, warp: int | None = None) -> int:
         """Generic accesses of a warpgroup, or of one of its warps on its own."""
         base = block * self._block + warpgroup * self._warpgroup
-        return base if warp is None else base + 3 + warp
+        return base if warp is None else base + 4 + warp
 
     def wgmma(self, block: int, warpgroup: int) -> int:
         return self.thread(block, warpgroup) + 1
 
-    def tmem_load(self, block: int, warpgroup: int) -> int:
-        return self.thread(block, warpgroup) + 2
+    def tmem(self, block: int, warpgroup: int) -> tuple[int, int]:
+        """Loads from and stores to tensor memory."""
+        return self.thread(block, warpgroup) + 2, self.thread(block, warpgroup) + 3
 
     def issuer(self, block: int, warpgroup: int, warp: int, kind: int) -> int:
         """What the elected lane of a warp issues.  kind: 1 reads, 2 writes of its bulk groups; 3 its tcgen05 products."""
-        return self.thread(block, warpgroup) + 3 + kind * self.warps + warp % self.warps
+        return self.thread(block, warpgroup) + 4 + kind * self.warps + warp % self.warps
 
     def barrier(self, block: int, array: int, slot: int) -> int:
         return block * self._block + self._barriers[array] + slot
@@ -67,11 +68,14 @@ class ThreadClock:
     each other only where these meet or wait for each other.
     """
 
-    def __init__(self, agent: int, rows: Rows, single: bool, tensor: bool, loads: int = -1) -> None:
-        self.agent, self.single, self.tensor, self.loads = agent, single, tensor, loads
+    def __init__(
+        self, agent: int, rows: Rows, single: bool, tensor: bool, transfers: tuple[int, int] | None = None
+    ) -> None:
+        self.agent, self.single, self.tensor, self.transfers = agent, single, tensor, transfers
         self.rows = [rows]
         self.now = 0
-        self.loaded = 0  # asynchronous loads from tensor memory that every warp has waited for, each its own part
+        # Asynchronous loads from and stores to tensor memory that every warp has waited for, each its own part.
+        self.moved = [0, 0]
         # Tensor memory: what acquired barriers offer until a fence takes it over; what the last fence has handed on.
         self.offered = np.zeros(rows.shape[1], np.int64)
         self.handed = np.zeros(rows.shape[1], np.int64)
@@ -81,6 +85,18 @@ class ThreadClock:
         self.now += 1
         if self.single:
             self.rows[0][ORDER, self.agent] = self.now
+
+    def _moved(self) -> list[tuple[int, int]]:
+        """(agent, how far it has been waited for) of its loads from and stores to tensor memory."""
+        return [] if self.transfers is None else list(zip(self.transfers, self.moved, strict=True))
+
+    def known_of_own_lanes(self) -> Rows:
+        """What each warp knows of the lanes of tensor memory that it alone reaches: its own loads and stores, once waited for,
+        need no meeting of the warps."""
+        out = self.known().copy()
+        for agent, done in self._moved():
+            out[TMEM, agent] = max(out[TMEM, agent], done)
+        return out
 
     def known(self) -> Rows:
         """What all of it know."""
@@ -95,8 +111,8 @@ class ThreadClock:
         out: Rows = (self.rows[0] if not every or len(self.rows) == 1 else np.maximum.reduce(self.rows)).copy()
         if every:
             out[ORDER, self.agent] = self.now
-            if self.loads >= 0:
-                out[ORDER, self.loads] = self.loaded
+            for agent, done in self._moved():
+                out[ORDER, agent] = done
         out[RUN, self.agent] = self.now
         out[TMEM] = self.handed
         self._tick()
@@ -125,8 +141,8 @@ class ThreadClock:
         """All its threads have waited for each other."""
         rows = self.rows[0] if len(self.rows) == 1 else np.maximum.reduce(self.rows)
         rows[ORDER, self.agent] = self.now
-        if self.loads >= 0:
-            rows[ORDER, self.loads] = rows[TMEM, self.loads] = self.loaded
+        for agent, done in self._moved():
+            rows[ORDER, agent] = rows[TMEM, agent] = done
         self.rows = [rows]
         self._tick()
 
@@ -139,8 +155,8 @@ class ThreadClock:
     def fence_before(self) -> None:
         """tcgen05.fence::before_thread_sync by all its threads."""
         self.handed = np.maximum.reduce([r[TMEM] for r in self.rows])
-        if self.loads >= 0:
-            self.handed[self.loads] = self.loaded
+        for agent, done in self._moved():
+            self.handed[agent] = done
 
     def fence_after(self) -> None:
         """tcgen05.fence::after_thread_sync by all its threads."""

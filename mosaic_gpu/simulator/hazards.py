@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ from .tma import TmaBox, box_bytes, box_shadow, chunk_index
 
 if TYPE_CHECKING:
     from ..ops.tcgen05 import Tcgen05Plan
+    from ..ops.tmem import TmemAccess
     from .barriers import MBarrier
 
 BULK_READ, BULK_WRITE, PRODUCTS = 1, 2, 3  # kinds of `Agents.issuer`
@@ -61,8 +62,8 @@ class Hazards:
         else:
             rows = parent.clock.rows[(warp or 0) % len(parent.clock.rows)].copy()
         tensor = bool(self.tables.plan.tmem)
-        loads = agents.tmem_load(block.index, warpgroup) if tensor and warp is None else -1
-        self.clock: ThreadClock = ThreadClock(agent, rows, role.single_thread or warp is not None, tensor, loads)
+        transfers = agents.tmem(block.index, warpgroup) if tensor and warp is None else None
+        self.clock: ThreadClock = ThreadClock(agent, rows, role.single_thread or warp is not None, tensor, transfers)
         if parent is not None:  # its warp has done its own part of what the warpgroup did
             rows[RUN, parent.clock.agent] = parent.clock.now
             self.clock.now = int(max(rows[ORDER, agent], rows[RUN, agent])) + 1
@@ -71,8 +72,8 @@ class Hazards:
         self.single = self.clock.single
         self.elected_warp = warp or 0
         self.groups = 0  # wgmma groups issued
-        self.tmem_loads = 0
-        self.last_tmem_load: Line | None = None
+        self.transfers = [0, 0]  # loads from and stores to tensor memory that were started
+        self.last_transfer: list[Line | None] = [None, None]
 
     def join_warps(self, children: dict[int, Hazards]) -> None:
         """After a `warp_map` each warp knows what it has learnt; they have not met."""
@@ -210,17 +211,34 @@ class Hazards:
     def waited_for_wgmma(self, in_flight: int) -> None:
         self.clock.observe(self.tables.agents.wgmma(self.block.index, self.warpgroup), self.groups - in_flight)
 
-    def tcgen05_mma(self, plan: Tcgen05Plan, a: int, b: int, column: int, number: int, line: Line | None) -> None:
-        """The issuer's product with this number."""
+    def tcgen05_mma(
+        self,
+        plan: Tcgen05Plan,
+        blocks: Sequence[BlockHazards],
+        a: int,
+        b: int,
+        column: int,
+        number: int,
+        line: Line | None,
+    ) -> None:
+        """The issuer's product with this number, in its block or in both of a pair."""
         known, agent = self.clock.elected(), self._issuer(PRODUCTS)
         clears = "barrier_wait, for a tcgen05 commit that follows it,"
-        read = Access(agent, number, ASYNC, False, "tcgen05_mma", self.who, line, None, clears, self.place)
-        for operand, base, rows in ((plan.a, a, plan.m), (plan.b, b, plan.n)):
-            self.block.smem.read(self._operand(operand, base, rows, True), read, known)
+        rows_a, rows_b = plan.rows
+        operands = [(plan.b, b, rows_b)]
+        if isinstance(plan.a, SharedOperand):
+            operands.insert(0, (plan.a, a, rows_a))
         pipeline = (column, plan.m, plan.n)  # products of one shape on one accumulator follow each other
-        columns = self._columns(column, plan.n)
-        write = Access(agent, number, TENSOR, True, "tcgen05_mma", self.who, line, pipeline, clears, self.place)
-        self.block.tmem.write(columns, write, known)
+        for block in blocks:
+            read = Access(agent, number, ASYNC, False, "tcgen05_mma", self.who, line, None, clears, self.place)
+            for operand, base, rows in operands:
+                block.smem.read(self._operand(operand, base, rows, True), read, known)
+            if not isinstance(plan.a, SharedOperand):
+                what = "tcgen05_mma (operand A)"
+                own = Access(agent, number, TENSOR, False, what, self.who, line, None, clears, self.place)
+                block.tmem.read(self._columns(a, plan.a.columns), own, known)
+            write = Access(agent, number, TENSOR, True, "tcgen05_mma", self.who, line, pipeline, clears, self.place)
+            block.tmem.write(self._columns(column, plan.d.columns), write, known)
 
     def _columns(self, column: int, columns: int) -> list[int]:
         return self.tables.tmem.footprint((column, columns), lambda: np.arange(column, column + columns))
@@ -232,17 +250,18 @@ class Hazards:
         out[ORDER, agent] = out[TMEM, agent] = number
         return out
 
-    def tmem_load(self, column: int, columns: int, line: Line | None) -> None:
-        self.tmem_loads += 1
-        self.last_tmem_load = line
-        agent, clears = self.clock.loads, "wait_load_tmem()"
-        read = Access(
-            agent, self.tmem_loads, TENSOR, False, "async_load_tmem", self.who, line, None, clears, self.place
-        )
-        self.block.tmem.read(self._columns(column, columns), read, self.clock.known())
+    def tmem_access(self, column: int, access: TmemAccess, write: bool, line: Line | None) -> None:
+        """A load from tensor memory, or a store to it, by every warp in its own lanes."""
+        assert self.clock.transfers is not None
+        self.transfers[write] += 1
+        self.last_transfer[write] = line
+        agent, clears = self.clock.transfers[write], "commit_tmem()" if write else "wait_load_tmem()"
+        own = Access(agent, self.transfers[write], TENSOR, write, access.what, self.who, line, None, clears, self.place)
+        note = self.block.tmem.write if write else self.block.tmem.read
+        note(self._columns(column, access.part.columns), own, self.clock.known_of_own_lanes())
 
-    def waited_for_tmem_loads(self) -> None:
-        self.clock.loaded = self.tmem_loads
+    def waited_for_tmem(self, write: bool) -> None:
+        self.clock.moved[write] = self.transfers[write]
 
 
 def view_bytes(index: Array, size: int) -> Array:

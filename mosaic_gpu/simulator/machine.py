@@ -26,7 +26,7 @@ from .remarks import Report, Unwritten, UnwrittenOutput
 from .report import deadlock
 from .scheduler import Scheduler
 from .tables import Tables
-from .tensor_core import TensorCore
+from .tensor_memory import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
 from .traffic import Meter
@@ -149,7 +149,7 @@ class BlockState:
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
-        self.tensor_core = TensorCore(self.shared, self.poison, self.early, self.chance)
+        self.tensor_core = TensorCore(self.poison, self.early, self.chance, plan.tmem_columns)
         self.hazards: BlockHazards | None = None
         self.threads: list[Thread] = []
         self.barriers = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import Line, MosaicGpuError, OutOfBounds, Race
+from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, Race
 from ..layouts.operands import SharedOperand
+from ..layouts.tmem import TmemPart
 from ..ops.barriers import BarrierUse
 from ..ops.wgmma import WgmmaPlan
 from ..plan.model import Role
@@ -20,9 +22,11 @@ from .core import Core
 from .memory import Array
 from .scheduler import Steps
 from .tensor_core import Accumulator
+from .tensor_memory import BlockMemory, Commit, Mma
 
 if TYPE_CHECKING:
-    from ..ops.tcgen05 import Tcgen05Plan
+    from ..ops.tcgen05 import CommitPlan, Tcgen05Plan
+    from ..ops.tmem import TmemAccess
     from .machine import BlockState
 
 Key = tuple[int, int]
@@ -68,6 +72,7 @@ class ProductThread(Core):
         self.warps: list[WarpState] = [parent.warps[warp or 0]] if parent else [WarpState() for _ in range(4)]
         self.in_flight: collections.deque[Wgmma] = collections.deque()
         self.owned: collections.Counter[int] = collections.Counter()  # register tiles that groups in flight read
+        self.active: Sequence[bool] = (True,) * 4  # warps that are in this branch
 
     def _barrier(self, use: BarrierUse) -> tuple[MBarrier, int]:
         raise NotImplementedError
@@ -197,34 +202,71 @@ class ProductThread(Core):
         """Of tcgen05 work: the warp of the block whose elected lane issues it."""
         return 4 * self.warpgroup + (self.warp or 0)
 
+    def _column(self, part: TmemPart) -> int:
+        """The first column of a part, all of which lies in its buffer."""
+        buffer, start = self.plan.tmem[part.buffer], self.evaluate(part.column)
+        if start < 0 or start + part.columns > buffer.columns:
+            raise OutOfBounds(
+                f"columns {start} to {start + part.columns - 1} (of cells) of {buffer.value}, which has {buffer.columns}"
+            )
+        return buffer.column + start
+
+    def _pair(self, plan: Tcgen05Plan) -> list[BlockState]:
+        """The blocks that a product works in.  The first of a pair issues."""
+        if not plan.pair:
+            return [self.block]
+        blocks = self.block.along(self.program.cluster_names[-1:])
+        if self.block is not blocks[0]:
+            raise IllegalInstruction(
+                f"{self.who} issues a product of a pair of blocks: block 0 of the pair issues for both, so put it under "
+                f"plgpu.when(jax.lax.axis_index({self.program.cluster_names[-1]!r}) == 0)"
+            )
+        return blocks
+
     def tcgen05_mma(self, plan: Tcgen05Plan) -> None:
+        blocks = self._pair(plan)
         accumulate = bool(self.read(plan.accumulate))
-        column = self.plan.tmem[plan.d].column + plan.d_column
-        a, b = self._operand(plan.a, plan.m, True), self._operand(plan.b, plan.n, True)
+        rows_a, rows_b = plan.rows
+        a = self._operand(plan.a, rows_a, True) if isinstance(plan.a, SharedOperand) else self._column(plan.a)
+        b, column = self._operand(plan.b, rows_b, True), self._column(plan.d)
         self.warps[0].products += 1
         if self.hazards is not None:
-            self.hazards.tcgen05_mma(plan, a, b, column, self.warps[0].products, self.line)
-        mma = tensor_core.Mma(
-            plan, a, b, column, accumulate, self.line, self._issuer, (self._name(plan.a), self._name(plan.b))
-        )
+            others = [x.hazards for x in blocks if x.hazards is not None]
+            self.hazards.tcgen05_mma(plan, others, a, b, column, self.warps[0].products, self.line)
+        names = (self._name(plan.a) if isinstance(plan.a, SharedOperand) else "", self._name(plan.b))
+        memories = tuple(BlockMemory(x.shared, x.tensor_core.memory) for x in blocks)
+        mma = Mma(plan, a, b, column, accumulate, self.line, memories, self._issuer, names)
         self.block.tensor_core.submit(mma)
-        if plan.barrier is not None:
-            self.tcgen05_commit(plan.barrier)
+        if plan.commit is not None:
+            self.tcgen05_commit(plan.commit)
 
-    def tcgen05_commit(self, use: BarrierUse) -> None:
-        barrier, _ = self._barrier(use)
+    def tcgen05_commit(self, plan: CommitPlan) -> None:
+        use = plan.barrier
+        slot = self.evaluate(use.slot)
         unit = self.plan.barriers[use.array].unit
         arrival = Arrival(f"{self.who} (tcgen05 commit)", self.line, unit)
         released = self.hazards.commit(self.warps[0].products) if self.hazards is not None else None
-        self.block.tensor_core.submit(tensor_core.Commit(barrier, arrival, released, self._issuer))
+        barriers = tuple(b.barrier(use.array, slot) for b in self.block.along(plan.axes))
+        self.block.tensor_core.submit(Commit(barriers, arrival, released, self._issuer))
 
-    def tmem_load(self, d: int, column: int, columns: int) -> Array:
-        first = self.plan.tmem[d].column + column
+    def tmem_load(self, access: TmemAccess) -> Array:
+        first = self._column(access.part)
         if self.hazards is not None:
-            self.hazards.tmem_load(first, columns, self.line)
-        return self.block.tensor_core.memory.load(first, columns)
+            self.hazards.tmem_access(first, access, False, self.line)
+        return self.block.tensor_core.memory.load(access.part, first, access.dtype, access.what)
+
+    def tmem_store(self, access: TmemAccess, x: Array) -> None:
+        first = self._column(access.part)
+        if self.hazards is not None:
+            self.hazards.tmem_access(first, access, True, self.line)
+        self.block.tensor_core.memory.store(access.part, first, x, self.active)
 
     def wait_load_tmem(self) -> Steps:
         if self.hazards is not None:
-            self.hazards.waited_for_tmem_loads()
+            self.hazards.waited_for_tmem(write=False)
+        yield from ()
+
+    def commit_tmem(self) -> Steps:
+        if self.hazards is not None:
+            self.hazards.waited_for_tmem(write=True)
         yield from ()

@@ -1,4 +1,4 @@
-"""Tensor cores: operands gathered from shared memory through matrix descriptors, products, tensor memory.
+"""Tensor cores: operands gathered from shared memory through matrix descriptors, and their products.
 
 The descriptors are the words that the emitted kernel would hold.  They are decoded field by field, and the elements are
 found by leading and stride byte offsets and the XOR on address bits, as the hardware does it (PTX ISA 9.7.15.5.1 and
@@ -7,28 +7,17 @@ found by leading and stride byte offsets and the XOR on address bits, as the har
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-import random
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UninitializedRead
-from ..layouts.operands import Descriptor, SharedOperand, decode_descriptor, descriptor_high, descriptor_low
-from ..layouts.shared import itemsize, swizzled
+from ..codegen.encodings import Descriptor
+from ..errors import IllegalInstruction, OutOfBounds
+from ..layouts.operands import SharedOperand, decode_descriptor, descriptor_high, descriptor_low
+from ..layouts.shared import swizzled
 from ..ops.elementwise import numpy_dtype
-from .barriers import Arrival, MBarrier
-from .clocks import Rows
 from .memory import UNSIGNED, Array, SharedMemory
-from .scheduler import Blocked, Steps
-
-if TYPE_CHECKING:
-    from ..ops.tcgen05 import Tcgen05Plan
-
-TYPE_CODES = {"f16": {0: "float16", 1: "bfloat16"}, "f8f6f4": {0: "float8_e4m3fn", 1: "float8_e5m2"}}
-ACCUMULATOR_CODES = {0: "float16", 1: "float32", 2: "int32"}
 
 
 # ---- from descriptors to elements -----------------------------------------------------------------------------------
@@ -150,114 +139,7 @@ def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: s
         return acc
 
 
-# ---- tcgen05 --------------------------------------------------------------------------------------------------------
-class TensorMemory:
-    """128 lanes x 512 columns of 32 bits."""
-
-    def __init__(self, poison: bool) -> None:
-        self.cells = np.full((128, 512), np.nan if poison else 0, np.float32)
-        self.written = np.full((128, 512), not poison, np.bool_)
-        self.changes = 0  # how often it has been written
-
-    def load(self, column: int, columns: int, what: str = "async_load_tmem") -> Array:
-        part = np.s_[:, column : column + columns]
-        if not self.written[part].all():
-            where = f"columns {column} to {column + columns - 1}"
-            raise UninitializedRead(f"{what} reads tensor memory that no MMA has written: {where}")
-        return self.cells[part].copy()
-
-    def store(self, column: int, x: Array) -> None:
-        part = np.s_[:, column : column + x.shape[1]]
-        self.cells[part] = x
-        self.changes += 1
-        self.written[part] = True
-
-
-@dataclasses.dataclass(eq=False)
-class Mma:
-    """An issued tcgen05.mma; addresses are bytes in shared memory, column is the first in tensor memory; issuer: the warp
-    (of the block) whose elected lane issues it; names: of the operands' buffers."""
-
-    plan: Tcgen05Plan
-    a: int
-    b: int
-    column: int
-    accumulate: bool
-    line: Line | None
-    issuer: int = 0
-    names: tuple[str, str] = ("", "")
-
-
-@dataclasses.dataclass(eq=False)
-class Commit:
-    """Arrives once all that its issuer has issued before it is done; released: what that hands on."""
-
-    barrier: MBarrier
-    arrival: Arrival
-    released: Rows | None = None
-    issuer: int = 0
-
-
-class TensorCore:
-    """The fifth-generation tensor core of a block: one MMA or commit at each of its turns, in order of issue.
-
-    early: at once.  chance: whose turn it is, where several warps have issued work.
-    """
-
-    def __init__(
-        self, shared: SharedMemory, poison: bool, early: bool = False, chance: random.Random | None = None
-    ) -> None:
-        self.shared, self.early, self.chance = shared, early, chance
-        self.memory = TensorMemory(poison)
-        self.queue: collections.deque[Mma | Commit] = collections.deque()
-
-    def submit(self, item: Mma | Commit) -> None:
-        """Take an instruction over from the thread that issues it."""
-        if self.early:
-            self._execute(item)
-        else:
-            self.queue.append(item)
-
-    def run(self) -> Steps:
-        while True:
-            yield Blocked(lambda: bool(self.queue), lambda: "no MMA is queued")
-            self._execute(self._next())
-
-    def _next(self) -> Mma | Commit:
-        if self.chance is None:
-            return self.queue.popleft()
-        issuer = self.chance.choice(sorted({x.issuer for x in self.queue}))
-        item = next(x for x in self.queue if x.issuer == issuer)
-        self.queue.remove(item)
-        return item
-
-    def _execute(self, item: Mma | Commit) -> None:
-        if isinstance(item, Commit):
-            item.barrier.arrive(item.arrival, item.released)
-            return
-        try:
-            self.multiply(item)
-        except MosaicGpuError as e:
-            e.line = e.line or item.line
-            raise
-
-    def multiply(self, mma: Mma) -> None:
-        """The MMA as its instruction descriptor says (PTX ISA 9.7.16.4.2)."""
-        plan, idesc = mma.plan, mma.plan.idesc
-        codes = TYPE_CODES[plan.kind]
-        a_type, b_type = codes[idesc >> 7 & 7], codes[idesc >> 10 & 7]
-        n, m = (idesc >> 17 & 0x3F) << 3, (idesc >> 24 & 0x1F) << 4
-        if m != 128 or (n, m) != (plan.n, plan.m) or ACCUMULATOR_CODES[idesc >> 4 & 3] != "float32":
-            raise IllegalInstruction(
-                f"tcgen05.mma with m = {m}, n = {n}, accumulator code {idesc >> 4 & 3}; "
-                f"the plan says {plan.m} x {plan.n}, float32"
-            )
-        a = gather(self.shared, plan.a, mma.a, m, bool(idesc >> 15 & 1), a_type, True, mma.names[0])
-        b = gather(self.shared, plan.b, mma.b, n, bool(idesc >> 16 & 1), b_type, True, mma.names[1])
-        acc = self.memory.load(mma.column, n, "tcgen05_mma(accumulate=True)") if mma.accumulate else None
-        self.memory.store(mma.column, multiply_add(acc, a, b, 32 // itemsize(a_type), "float32"))
-
-
+# ---- accumulators of wgmma ------------------------------------------------------------------------------------------
 @dataclasses.dataclass
 class Accumulator:
     """A wgmma accumulator in registers.  fresh: nothing has been written, so a 'dynamic' wgmma overwrites it."""

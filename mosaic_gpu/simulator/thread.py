@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .machine import BlockState
 
 
+TMEM_WAITS = (("async_load_tmem", "wait_load_tmem"), ("async_store_tmem", "commit_tmem"))
+
+
 class Thread(ProductThread):
     """What the simulate rules call `sim`."""
 
@@ -50,12 +53,14 @@ class Thread(ProductThread):
                 f"{self.who} ends with {len(self.in_flight)} wgmma in flight: call wgmma_wait(0)",
                 self.in_flight[0].line,
             )
-        if self.hazards is not None and self.hazards.tmem_loads > self.hazards.clock.loaded:
-            raise Leak(
-                f"{self.who} ends without having waited for its async_load_tmem: call wait_load_tmem(), since tensor memory "
-                "is freed at the end",
-                self.hazards.last_tmem_load,
-            )
+        for write, (op, wait) in enumerate(TMEM_WAITS if self.hazards is not None else ()):
+            assert self.hazards is not None
+            if self.hazards.transfers[write] > self.hazards.clock.moved[write]:
+                raise Leak(
+                    f"{self.who} ends without having waited for its {op}: call {wait}(), since tensor memory is freed at "
+                    "the end",
+                    self.hazards.last_transfer[write],
+                )
         for state in self.warps if self.warp is None else ():
             left = [*(s for g in state.groups if not g.released for s in g.stores), *state.open]
             if left:
@@ -257,17 +262,20 @@ class Thread(ProductThread):
             )
         return tuple(self.evaluate(c.start) // c.step for c in issue.coordinates), buffer.offset + start
 
-    def tma_load(self, copy: TmaCopy, use: BarrierUse) -> None:
+    def tma_load(self, copy: TmaCopy, use: BarrierUse, leader: str | None = None) -> None:
+        """leader: the axis of a pair of blocks; the barrier of its first block counts what both copy."""
         array, slot = self.plan.barriers[use.array], self.evaluate(use.slot)
         group = self.block.along(copy.multicast)
         share = len(copy.issues) // copy.parts
         rank = group.index(self.block)
-        barrier = self.block.barrier(use.array, slot)
-        barriers = [b.barrier(use.array, slot) for b in group]
-        barrier.expect_tx(copy.nbytes)
-        hazards, started = self.hazards, None
-        released = None if hazards is None else hazards.clock.release(every=False)
-        barrier.arrive(Arrival(f"{self.who} (copy of {copy.nbytes} bytes)", self.line, array.unit), released)
+        pair = [self.block] if leader is None else self.block.along((leader,))
+        barriers = [b.barrier(use.array, slot) for b in (group if leader is None else pair[:1])]
+        barrier, hazards, started = barriers[group.index(self.block) if leader is None else 0], self.hazards, None
+        if self.block is pair[0]:
+            nbytes = copy.nbytes * len(pair)
+            barrier.expect_tx(nbytes)
+            released = None if hazards is None else hazards.clock.release(every=False)
+            barrier.arrive(Arrival(f"{self.who} (copy of {nbytes} bytes)", self.line, array.unit), released)
         m = self.plan.maps[copy.map]
         boxes = [tma.TmaBox(m, *self._issue(copy, i)) for i in copy.issues[rank * share : (rank + 1) * share]]
         self._count_outside("copy_gmem_to_smem", boxes)

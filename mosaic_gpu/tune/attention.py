@@ -35,7 +35,15 @@ SM90: list[Grid] = [
     }
     for warpgroups, compute, memory, top in ((2, 240, 24, 192), (3, 160, 32, 144), (4, 112, 32, 80))
 ]
-SM100: list[Grid] = [{"tile_q": (128, 256), "tile_k": (64, 128), "kv_slots": (2, 3, 4)}]
+SM100: list[Grid] = [
+    {
+        "tile_k": (64, 96, 128),
+        "kv_slots": (1, 2, 3, 4),
+        "rescale_threshold": (0.0, 8.0),
+        "persistent": (True, False),
+        "emulated_columns": (0, 32),
+    }
+]
 
 
 class AttentionTunable(Tunable):
@@ -84,12 +92,13 @@ class AttentionTunable(Tunable):
 
     def default(self, w: Attention) -> Any:
         """Of the head dim."""
-        return default_config("attention", self.generation, w.head_dim, w.value_dim)
+        dims = (w.head_dim, w.value_dim) if self.generation == "sm90" else (w.head_dim,)
+        return default_config("attention", self.generation, *dims)
 
     def fits(self, w: Attention, config: Any) -> None:
         """Shared memory and registers at this head dim."""
         if hasattr(config, "check"):
-            config.check(w.head_dim, w.value_dim)
+            config.check(*((w.head_dim, w.value_dim) if self.generation == "sm90" else (w.head_dim,)))
 
     def cost(self, w: Attention, config: Any, chip: Chip) -> float:
         """A roofline of one multiprocessor's steps, times its tiles; Blackwell's is the same for all until it has a kernel."""

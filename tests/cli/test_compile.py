@@ -45,7 +45,7 @@ def test_blackwell_matmul(verb, tmp_path):
         "plan"
     ]
     assert [r["role"] for r in plan["roles"]] == ["wg0", "wg0 warp0", "wg0 warp1", "wg0 warp2,3", "wg1"]
-    assert plan["tmem"][0]["columns"] == plan["tmem_columns"] == 128
+    assert plan["tmem"][0]["columns"] == plan["tmem_columns"] == 256
 
 
 @pytest.fixture

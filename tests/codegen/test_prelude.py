@@ -64,7 +64,7 @@ CALLS: dict[str, list[str]] = {
         "u[3] = unpack_e4m3x2(h[0])",
         "h[1] = pack_e5m2x2(f[0], f[1])",
         "u[4] = unpack_e5m2x2(h[1])",
-        "f[0] = exp2_approx(f[0]) + exp2_full(f[1])",
+        "f[0] = exp2_approx(f[0]) + exp2_full(f[1]) + exp2_fma(f[2])",
         "f[1] = log2_approx(f[0]) + log2_full(f[1])",
         "f[2] = rcp_approx(f[0]) + rsqrt_approx(f[1]) + sqrt_approx(f[2]) + tanh_approx(f[3])",
         "f[3] = max_plain(f[0], f[1]) + min_plain(f[1], f[2]) + max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
@@ -124,6 +124,7 @@ CALLS: dict[str, list[str]] = {
         "tcgen05_wait_load()",
         "tcgen05_wait_store()",
         "tmem_dealloc<64, GROUP>(u[0])",
+        *(f"tma_load_pair_{rank}d(u[0], &map, u[1], {', '.join('i[0]' for _ in range(rank))})" for rank in range(1, 6)),
     ],
 }
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")

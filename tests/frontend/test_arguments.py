@@ -72,11 +72,15 @@ OUTSIDE = {
 }
 INSIDE = {
     "async_load_tmem": dict(src=Operand("tmem"), layout=None),
+    "async_store_tmem": dict(dst=Operand("tmem"), value=Operand("rows")),
     "barrier_arrive": dict(barrier=Operand("barrier")),
     "barrier_wait": dict(barrier=Operand("barrier")),
     "broadcasted_iota": dict(dtype=jnp.int32, shape=(64, 64), dimension=0, layout=None),
-    "copy_gmem_to_smem": dict(src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None),
+    "copy_gmem_to_smem": dict(
+        src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None, leader_tracked=None
+    ),
     "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True),
+    "exp2_fma": dict(x=Operand("array")),
     "dim_size": dict(ref=Operand("x"), axis=0),
     "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
     "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA),
@@ -86,9 +90,14 @@ INSIDE = {
     "program_id": dict(axis=0),
     "run_scoped": dict(f=lambda s: None, collective_axes="wg", s=plgpu.SMEM((8,), F)),
     "set_max_registers": dict(n=40, action="decrease"),
-    "tcgen05_commit_arrive": dict(barrier=Operand("barrier")),
+    "tcgen05_commit_arrive": dict(barrier=Operand("barrier"), collective_axis=None),
     "tcgen05_mma": dict(
-        acc=Operand("tmem"), a=Operand("a"), b=Operand("b"), barrier=Operand("barrier"), accumulate=True
+        acc=Operand("tmem"),
+        a=Operand("a"),
+        b=Operand("b"),
+        barrier=Operand("barrier"),
+        accumulate=True,
+        collective_axis=None,
     ),
     "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
     "warp_map": dict(f=lambda w: None),
@@ -97,9 +106,9 @@ INSIDE = {
     "when": dict(condition=True),
     "when_any_in_warp": dict(condition=Operand("mask")),
 }
-NO_ARGUMENTS = {"commit_smem", "last_report", "wait_load_tmem"}
+NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
-NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu"}
+NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion"}
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
     ("wgmma_wait", "after"): [None, 1.5],
@@ -121,6 +130,9 @@ RIGHT = {
     ("broadcasted_iota", "layout"): [None],
     ("load", "layout"): [None],
     ("tcgen05_mma", "barrier"): [None],
+    ("tcgen05_mma", "collective_axis"): [None],
+    ("tcgen05_commit_arrive", "collective_axis"): [None],
+    ("copy_gmem_to_smem", "leader_tracked"): [None],
     ("dim_size", "axis"): [-1],
     ("when", "condition"): [-1],
     ("ds", "start"): [-1],
@@ -135,6 +147,7 @@ RIGHT = {
 WORDS = {
     ("set_max_registers", "n", -1): r"set_max_registers\(-1\)",
     ("copy_gmem_to_smem", "collective_axes", "x"): "'x' is not a cluster axis",
+    ("tcgen05_commit_arrive", "collective_axis", "x"): "'x' is not a cluster axis",
     ("kernel", "thread_name", None): "num_threads and thread_name",
 }
 
@@ -152,6 +165,8 @@ def call_inside(name, args):
             array = x[...]
             have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc)
             have |= dict(array=array, mask=array > 0)
+            if tmem is not None:
+                have["rows"] = plgpu.async_load_tmem(tmem)
             given = {k: v.of(have) if isinstance(v, Operand) else v for k, v in args.items()}
             if name == "run_scoped":
                 plgpu.run_scoped(given.pop("f"), **given)

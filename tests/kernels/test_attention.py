@@ -199,11 +199,15 @@ def test_bad_inputs(q, k, v, options, words):
             "= 512 registers; the pool of .* warpgroups has 504",
         ),
         (lambda: AttentionConfig(compute_registers=236), "236 registers: a multiple of 8"),
-        (lambda: Sm100Config(tile_q=64), "tile_q=64"),
         (lambda: Sm100Config(tile_k=24), "tile_k=24"),
         (lambda: Sm100Config(kv_slots=0), "kv_slots=0"),
+        (lambda: Sm100Config(tile_k=160), "the keys of a row that a thread holds"),
         (lambda: Sm100Config(softmax_registers=100), "100 registers"),
-        (lambda: Sm100Config(tile_q=256, tile_k=256), "TMEM columns of 512"),
+        (lambda: Sm100Config(softmax_registers=200), "= 528 registers; the pool of 4 warpgroups has 512"),
+        (lambda: Sm100Config(softmax_registers=120), "is launched with 128 each"),
+        (lambda: Sm100Config(rescale_threshold=9.0), "so that P stays below 2\\^8"),
+        (lambda: Sm100Config(correction_columns=48), "16, 32 or 64"),
+        (lambda: Sm100Config(emulated_columns=128), "to below tile_k=128"),
     ],
 )
 def test_bad_configs(make, words):

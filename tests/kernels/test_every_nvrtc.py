@@ -12,6 +12,7 @@ import pytest
 from mosaic_gpu.codegen import build, nvrtc
 from mosaic_gpu.kernels.sm90 import attention as attention90
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Plan
@@ -23,7 +24,11 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 
 def matrix(module: Any, dtype: Any, arch: str) -> Plan:
     x = jax.ShapeDtypeStruct((512, 512), dtype)
-    kernel = module._kernel(512, 512, jnp.dtype(dtype), module.MatmulConfig())
+    types: Any = jnp.dtype(dtype)
+    if module is matmul90:
+        kernel = module._kernel(512, 512, types, module.MatmulConfig())
+    else:
+        kernel = module._kernel(512, 512, 4, (types, types, types), module.MatmulConfig())
     return build_plan(kernel.program(x, x), arch)
 
 
@@ -43,7 +48,24 @@ def attention(dtype: Any, d: int, causal: bool, config: Any) -> Plan:
     return build_plan(kernel.program(table, q, k, k), "sm_90a")
 
 
+def attention_100(dtype: Any, d: int, causal: bool, arch: str) -> Plan:
+    q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
+    table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
+    config = attention100.default_config(d, arch)
+    kernel = attention100._kernel(1, 300, 4, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True)
+    return build_plan(kernel.program(table, q, k, k), arch)
+
+
 PLANS = {
+    **{
+        f"attention100-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}-{a}": (
+            lambda t=t, d=d, c=c, a=a: attention_100(t, d, c, a)
+        )
+        for t in DTYPES
+        for d in attention100.HEAD_DIMS
+        for c in (False, True)
+        for a in ("sm_100a", "sm_103a")
+    },
     **{f"matmul90-{jnp.dtype(t)}": lambda t=t: matrix(matmul90, t, "sm_90a") for t in DTYPES},
     **{
         f"matmul100-{jnp.dtype(t)}-{a}": lambda t=t, a=a: matrix(matmul100, t, a)

@@ -11,14 +11,22 @@ import jax, jax.numpy as jnp
 from mosaic_gpu.codegen.build import body_of
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.program import format_program
 
 assert jnp.arange(3).dtype == jnp.int64, "64-bit types are not enabled"
-for module, arch in ((matmul90, "sm_90a"), (matmul100, "sm_100a")):
-    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
-    program = module._kernel(512, 512, jnp.dtype(jnp.bfloat16), module.MatmulConfig()).program(x, x)
+t = jnp.dtype(jnp.bfloat16)
+x = jax.ShapeDtypeStruct((512, 512), t)
+y = jax.ShapeDtypeStruct((1, 512, 2, 64), t)
+table = jax.ShapeDtypeStruct((3, 2, 3), jnp.int32)
+attention = attention100._kernel(1, 512, 2, 64, 2, t, attention100.AttentionConfig(), True, 1.0, True)
+for program, arch in (
+    (matmul90._kernel(512, 512, t, matmul90.MatmulConfig()).program(x, x), "sm_90a"),
+    (matmul100._kernel(512, 512, 4, (t, t, t), matmul100.MatmulConfig()).program(x, x), "sm_100a"),
+    (attention.program(table, y, y, y), "sm_100a"),
+):
     body = body_of(emit(build_plan(program, arch)))
     print("int64" in format_program(program), "long long" in body, "wgmma" in body or "tcgen05_mma" in body)
 """
@@ -28,4 +36,4 @@ def test_no_64_bit_arithmetic() -> None:
     env = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["False", "False", "True"] * 2
+    assert done.stdout.split() == [*["False", "False", "True"] * 2, "False", "True", "True"], "addresses of tables"

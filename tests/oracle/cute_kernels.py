@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import tcgen05, warpgroup
 from cutlass.cute.nvgpu.common import OperandMajorMode
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
+from cutlass.utils import blackwell_helpers
 from numpy import ndarray
 
 DTYPES = {
@@ -298,15 +299,113 @@ def tmem_load(n: int, width: int) -> Compiled:
 
 
 # ---- instruction descriptors ----------------------------------------------------------------------------------------
-def instruction_descriptor(a_type: str, b_type: str, m: int, n: int, a_mn_major: bool, b_mn_major: bool) -> int:
+def instruction_descriptor(
+    a_type: str,
+    b_type: str,
+    m: int,
+    n: int,
+    a_mn_major: bool,
+    b_mn_major: bool,
+    acc_type: str = "float32",
+    **fields: int,
+) -> int:
     """By CuTe DSL's own builder, without compiling."""
+    types = {**DTYPES, "float32": cutlass.Float32}
+    accumulators = {"float32": cutlass.Float32, "float16": cutlass.Float16, "int32": cutlass.Int32}
     descriptor = primitives.Tcgen05InstrDesc.build(
-        c_dtype=cutlass.Float32,
-        a_dtype=DTYPES[a_type],
-        b_dtype=DTYPES[b_type],
+        c_dtype=accumulators[acc_type],
+        a_dtype=types[a_type],
+        b_dtype=types[b_type],
         a_major=int(a_mn_major),
         b_major=int(b_mn_major),
         n_dim=n,
         m_dim=m,
+        **fields,
     )
     return int(descriptor.value) & 0xFFFFFFFF
+
+
+NARROW = {
+    "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "float8_e5m2": cutlass.Float8E5M2,
+    "float6_e2m3fn": cutlass.Float6E2M3FN,
+    "float6_e3m2fn": cutlass.Float6E3M2FN,
+    "float4_e2m1fn": cutlass.Float4E2M1FN,
+}
+
+
+def scaled_descriptor(kind: str, of: Any) -> int:
+    """The descriptor of a block-scaled kind with the fields of `of`, by CuTe DSL's builders."""
+    builder = primitives.Tcgen05MxInstrDesc if kind == "mxf8f6f4" else primitives.Tcgen05MxOmmaInstrDesc
+    extra = {} if kind == "mxf8f6f4" else {"sparsity_version": 0}
+    descriptor = builder.build(
+        sparse_flag=int(of.sparse),
+        a_sf_id=of.a_scale_id,
+        b_sf_id=of.b_scale_id,
+        a_dtype=NARROW[of.a_type],
+        b_dtype=NARROW[of.b_type],
+        scale_format=int(of.scale_type == "float8_e8m0fnu"),
+        a_negate=int(of.a_negate),
+        b_negate=int(of.b_negate),
+        a_major=int(of.a_mn),
+        b_major=int(of.b_mn),
+        n_dim=of.n,
+        m_dim=of.m,
+        k_dim=int(of.wide_k),
+        **extra,
+    )
+    return int(descriptor.value) & 0xFFFFFFFF
+
+
+# ---- products of a pair of blocks -----------------------------------------------------------------------------------
+@cute.kernel
+def _pair_kernel(
+    a_type: cutlass.Constexpr,
+    b_type: cutlass.Constexpr,
+    majors: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+    a_layout: cute.ComposedLayout,
+    b_layout: cute.ComposedLayout,
+):
+    mma = _pair_mma(a_type, b_type, majors, mn)
+    memory = SmemAllocator()
+    a, b = _allocate(memory, a_type, a_layout), _allocate(memory, b_type, b_layout)
+    a_fragment, b_fragment = mma.make_fragment_A(a), mma.make_fragment_B(b)
+    acc = mma.make_fragment_C(mma.partition_shape_C(mn))
+    pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
+    acc = cute.make_tensor(pointer, acc.layout)
+    mma.set(tcgen05.Field.ACCUMULATE, True)
+    for step in cutlass.range_constexpr(cute.size(a_fragment, mode=[2])):
+        cute.gemm(mma, acc, a_fragment[None, None, step, 0], b_fragment[None, None, step, 0], acc)
+
+
+def _pair_mma(a_type: Any, b_type: Any, majors: tuple, mn: tuple):
+    where = (tcgen05.CtaGroup.TWO, tcgen05.OperandSource.SMEM, *(_major(bool(m)) for m in majors))
+    if a_type.width == 16:
+        op = tcgen05.MmaF16BF16Op(a_type, cutlass.Float32, (*mn, 16), *where)
+    elif a_type.width == 32:
+        op = tcgen05.MmaTF32Op((*mn, 8), *where)
+    else:
+        op = tcgen05.MmaF8F6F4Op(a_type, b_type, cutlass.Float32, (*mn, 32), *where)
+    return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+@cute.jit
+def _pair(
+    stream,
+    a_type: cutlass.Constexpr,
+    b_type: cutlass.Constexpr,
+    majors: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+):
+    mma = _pair_mma(a_type, b_type, majors, mn)
+    tile = (*mn, 128 * 8 // a_type.width)
+    a_layout = blackwell_helpers.make_smem_layout_a(mma, tile, a_type, 1)
+    b_layout = blackwell_helpers.make_smem_layout_b(mma, tile, b_type, 1)
+    kernel = _pair_kernel(a_type, b_type, majors, mn, a_layout, b_layout)
+    kernel.launch(grid=[2, 1, 1], block=[32, 1, 1], cluster=[2, 1, 1], stream=stream)
+
+
+def pair_product(a_type: str, b_type: str, a_mn: bool, b_mn: bool, n: int) -> Compiled:
+    """A kernel of one product of M = 256 over 128 bytes of K, from buffers as CuTe DSL itself lays them out for a pair."""
+    return _compile("sm_100a", _pair, DTYPES[a_type], DTYPES[b_type], (int(a_mn), int(b_mn)), (256, n))

@@ -20,6 +20,7 @@ import re
 import numpy as np
 import pytest
 
+from mosaic_gpu.codegen.encodings import Instruction
 from mosaic_gpu.codegen.wgmma_text import wgmma_function
 from mosaic_gpu.layouts.operands import (
     SharedOperand,
@@ -30,8 +31,7 @@ from mosaic_gpu.layouts.operands import (
 )
 from mosaic_gpu.layouts.shared import SharedLayout, itemsize, shared_layout
 from mosaic_gpu.memory import MemorySpace, SwizzleTransform, TilingTransform
-from mosaic_gpu.ops.tcgen05 import KINDS as TCGEN05_KINDS
-from mosaic_gpu.ops.tcgen05 import instruction_descriptor
+from mosaic_gpu.ops.tcgen05_rules import TYPES as TCGEN05_TYPES
 from mosaic_gpu.ops.wgmma import KINDS as WGMMA_KINDS
 from mosaic_gpu.program import Affine, DimIndex, Value, View
 from mosaic_gpu.simulator.tensor_core import instruction_addresses
@@ -206,8 +206,9 @@ def _check_instruction(use, case: Case) -> None:
     """The rest of it: tcgen05's instruction descriptor; wgmma's name and what it says of negation and majors."""
     majors = (case.a.mn_major, case.b.mn_major)
     if case.arch == "sm_100a":
-        if case.a_type in TCGEN05_KINDS:
-            assert use.operands[3] == instruction_descriptor(case.a_type, case.b_type, case.m, case.n, *majors)
+        kind = TCGEN05_TYPES[case.a_type][0]
+        instruction = Instruction(kind, case.a_type, case.b_type, "float32", case.m, case.n, *majors)
+        assert use.operands[3] == instruction.encode()
         return
     acc = "s32" if "int8" in case.a_type else "f32"
     kinds = (WGMMA_KINDS[case.a_type], WGMMA_KINDS[case.b_type], acc)

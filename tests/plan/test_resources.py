@@ -332,14 +332,63 @@ def test_too_many_tmem_columns(plan):
         pass
 
     with pytest.raises(
-        ResourceExceeded, match=r"(?s)520 TMEM columns; an SM has 512.*512 columns  first.*8 columns  second"
+        ResourceExceeded,
+        match=r"(?s)520 TMEM columns; an SM has 512.*512 columns from    0  first.*8 columns from  512  second",
     ):
         plan(body, scratch_types=tmem(512, 8), arch="sm_100a")
 
 
-def test_tmem_shapes(plan):
-    with pytest.raises(UnsupportedCall, match=r"\(128, columns\) buffers of a 32-bit type"):
-        plan(lambda t: None, scratch_types=[plgpu.TMEM((64, 64), F)], arch="sm_100a")
+def test_a_union_takes_as_much_as_its_largest_group(plan, array):
+    """Scores over probabilities and statistics; what is beside the union comes behind it.  In shared memory likewise."""
+    BF = jnp.bfloat16
+    union = plgpu.RefUnion(
+        plgpu.TMEM((128, 128), F), [plgpu.TMEM((128, 128), BF, packed=True), plgpu.TMEM((128, 8), F)]
+    )
+    p = plan(
+        lambda o, u, after: None,
+        scratch_types=[plgpu.TMEM((2, 128, 32), F), union, plgpu.TMEM((64, 64), F)],
+        arch="sm_100a",
+    )
+    assert [(t.column, t.columns) for t in p.tmem.values()] == [(0, 64), (64, 128), (64, 64), (128, 8), (192, 64)]
+    assert p.tmem_columns == 256
+    shared = plgpu.RefUnion(plgpu.SMEM((64, 64), F), [plgpu.SMEM((32, 64), BF), plgpu.SMEM((64, 32), F)])
+    p = plan(lambda s, after: None, scratch_types=[shared, plgpu.SMEM((128,), F)])
+    assert sorted(b.offset for b in p.buffers.values()) == [0, 0, 4096, 16384]
+
+
+def test_unions_that_cannot_be():
+    smem, tmem = plgpu.SMEM((8, 8), F), plgpu.TMEM((128, 8), F)
+    for groups in ((smem,), (smem, tmem), (plgpu.RefUnion(smem, smem), smem)):
+        with pytest.raises((ValueError, TypeError), match="RefUnion"):
+            plgpu.RefUnion(*groups)
+    with pytest.raises(TypeError, match="an SMEM or TMEM buffer"):
+        plgpu.RefUnion(smem, plgpu.Barrier())
+
+
+@pytest.mark.parametrize(
+    ("type_of", "words"),
+    [
+        (lambda: plgpu.TMEM((32, 64), F), "128 or 64 rows"),
+        (lambda: plgpu.TMEM((128,), F), r"\(rows, columns\) or \(n, rows, columns\)"),
+        (lambda: plgpu.TMEM((128, 64), jnp.bfloat16), "say packed=True, so that 2 elements share a cell"),
+        (lambda: plgpu.TMEM((128, 63), jnp.bfloat16, packed=True), "which 63 columns do not fill"),
+        (lambda: plgpu.TMEM((128, 64), F, layout=plgpu.Layout.WGMMA), "layout is left out"),
+    ],
+)
+def test_tmem_shapes(plan, type_of, words):
+    with pytest.raises(UnsupportedCall, match=words):
+        plan(lambda t: None, scratch_types=[type_of()], arch="sm_100a")
+
+
+def test_pairs_of_blocks(plan):
+    """Tensor memory is that of a pair throughout, and the pair is the last axis of the cluster."""
+    pair, single = plgpu.TMEM((128, 64), F, collective=True), plgpu.TMEM((128, 64), F)
+    cluster = dict(cluster=(2,), cluster_names=("c",), arch="sm_100a")
+    assert plan(lambda a, b: None, scratch_types=[pair, pair], **cluster).tmem_pair
+    with pytest.raises(UnsupportedCall, match=r"is collective and .* is not"):
+        plan(lambda a, b: None, scratch_types=[pair, single], **cluster)
+    with pytest.raises(UnsupportedCall, match=r"the last axis of the cluster, which must have 2 blocks"):
+        plan(lambda a: None, scratch_types=[pair], arch="sm_100a")
 
 
 def test_tmem_on_hopper(plan):

@@ -234,7 +234,6 @@ case(
     **WG2,
 )
 case("520 columns", nothing, scratch=[plgpu.TMEM((128, 512), F), plgpu.TMEM((128, 8), F)], arch="sm_100a")
-case("tensor memory of 64 lanes", nothing, scratch=[plgpu.TMEM((64, 64), F)], arch="sm_100a")
 case("a tile with too many dimensions", nothing, scratch=[smem(64, tile=(8, 64))])
 case("a tile that does not divide", nothing, scratch=[smem(20, 64, dtype=BF, tile=(8, 64), swizzle=128)])
 case("a swizzle of other rows", nothing, scratch=[smem(64, 64, swizzle=128)])
@@ -424,6 +423,8 @@ case("tcgen05 on Hopper", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(64, 64
 case("tcgen05 of two types", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(64, 64, dtype=jnp.float16)], **NEW)
 case("tcgen05 into integers", tcgen05(), scratch=[tmem(64, jnp.int32), mma(128, 64), mma(64, 64)], **NEW)
 case("tcgen05 of 64 rows", tcgen05(lambda m: m.at[ds(0, 64)]), scratch=[tmem(64), mma(64, 64), mma(64, 64)], **NEW)
+I8_OPERANDS = [tmem(64, jnp.int32), mma(128, 128, dtype=I8), mma(64, 128, dtype=I8)]
+case("tcgen05 of integers on sm_103a", tcgen05(b=transposed), scratch=I8_OPERANDS, arch="sm_103a")
 case(
     "tcgen05 of 12 columns",
     tcgen05(b=lambda u: transposed(u.at[ds(0, 12)])),
@@ -431,11 +432,61 @@ case(
     **NEW,
 )
 case(
-    "columns that depend on the block",
-    lambda m, s, u: plgpu.tcgen05_mma(m.at[:, ds(lax.axis_index("g") * 8, 64)], s, u),
-    scratch=[tmem(128), mma(128, 64), mma(64, 64)],
-    arch="sm_100a",
-    **GRID,
+    "tcgen05 of half a step of K",
+    tcgen05(a=lambda s: s.at[:, ds(0, 8)], b=lambda u: u.at[ds(0, 8)]),
+    scratch=[tmem(64), mma(128, 64), mma(64, 64)],
+    **NEW,
+)
+PACKED = plgpu.TMEM((128, 64), BF, packed=True)
+case(
+    "A in tensor memory of 64 rows",
+    tcgen05(),
+    scratch=[plgpu.TMEM((64, 64), F), plgpu.TMEM((64, 64), BF, packed=True), mma(64, 64)],
+    **NEW,
+)
+CLUSTER = dict(cluster=(2, 2), cluster_names=("c", "p"), **NEW)
+
+
+def pair(axis: Any = "p", **more: Any) -> Callable[..., None]:
+    return lambda m, s, u, *rest: plgpu.tcgen05_mma(m, s, u, *rest, collective_axis=axis, **more)
+
+
+def both(columns: int, dtype: Any = F, rows: int = 128) -> Any:
+    return plgpu.TMEM((rows, columns), dtype, collective=True, packed=np.dtype(dtype).itemsize < 4)
+
+
+case("a pair for one block's accumulator", pair(), scratch=[tmem(128), mma(128, 64), mma(64, 64)], **CLUSTER)
+case("a pair that is no neighbour", pair("c"), scratch=[both(128), mma(128, 64), mma(64, 64)], **CLUSTER)
+case("a pair of 64 rows", pair(), scratch=[both(128, rows=64), mma(64, 64), mma(64, 64)], **CLUSTER)
+case(
+    "an A of one block for a pair",
+    pair(),
+    scratch=[both(128), plgpu.TMEM((128, 64), BF, packed=True), mma(64, 64)],
+    **CLUSTER,
+)
+case("tensor memory of pairs and of blocks", nothing, scratch=[both(64), tmem(64)], **CLUSTER)
+case(
+    "tensor memory of a pair without one", nothing, scratch=[both(64)], cluster=(2, 1), cluster_names=("c", "p"), **NEW
+)
+case(
+    "a commit along no axis",
+    lambda b: plgpu.tcgen05_commit_arrive(b, collective_axis="z"),
+    scratch=[BAR],
+    **CLUSTER,
+)
+case(
+    "a commit along another axis than its barrier's",
+    lambda b: plgpu.tcgen05_commit_arrive(b, collective_axis="p"),
+    scratch=[plgpu.ClusterBarrier(collective_axes="c")],
+    **CLUSTER,
+)
+HALF = dict(collective_axes="c", leader_tracked=plgpu.CopyPartition.PARTITIONED(0))
+case(
+    "a half of a pair that is none",
+    lambda a, s, b: plgpu.copy_gmem_to_smem(a, s, b, **HALF),
+    x(128, 32),
+    scratch=[smem(64, 32), BAR],
+    **CLUSTER,
 )
 case(
     "a view of some lanes",
@@ -444,5 +495,21 @@ case(
     scratch=[tmem(64)],
     **NEW,
 )
-case("tensor memory in another layout", lambda m: plgpu.async_load_tmem(m, layout=WGMMA), scratch=[tmem(64)], **NEW)
-case("tensor memory of 12 columns", lambda m: plgpu.async_load_tmem(m.at[:, ds(0, 12)]), scratch=[tmem(64)], **NEW)
+case("half a cell", lambda m: plgpu.async_load_tmem(m.at[:, ds(1, 62)]), scratch=[PACKED], **NEW)
+case(
+    "tensor memory in another layout",
+    lambda o, m: o.__setitem__(..., plgpu.async_load_tmem(m, layout=WGMMA)),
+    out=o(128, 64),
+    scratch=[tmem(64)],
+    **NEW,
+)
+case(
+    "one value into tensor memory",
+    lambda m: plgpu.async_store_tmem(m, jnp.full((128, 64), 1.5, F)),
+    scratch=[tmem(64)],
+    **NEW,
+)
+case("tensor memory of 32 lanes", nothing, scratch=[plgpu.TMEM((32, 64), F)], **NEW)
+case("tensor memory that is not packed", nothing, scratch=[plgpu.TMEM((128, 64), BF)], **NEW)
+case("tensor memory of half cells", nothing, scratch=[plgpu.TMEM((128, 63), BF, packed=True)], **NEW)
+case("tensor memory with a layout", nothing, scratch=[plgpu.TMEM((128, 64), F, layout=WGMMA)], **NEW)

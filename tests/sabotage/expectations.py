@@ -20,13 +20,18 @@ _LATER = "C6: it waits for another slot, which is released later"
 _TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
 _OTHER_TURN = "G1: the three take turns in another order, or another one gives the start"
 
+_FIRST_OF_TILE = "what is counted starts at 0 and goes on at 5 or more in the next tile, or is never 0"
+_LATER_WAIT = "F5, F6: the wait behind a later load covers it; registers are in order by themselves"
+
 # Mutants that break nothing, with the ordering rule that still holds.
 EQUIVALENT: dict[str, str] = {
     "pipeline: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "persistent: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm100_tiles: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm90_matmul: wait_smem_to_gmem#2: wait_read_only -> True": _END,
-    "sm100_matmul: wait_smem_to_gmem: wait_read_only -> True": _END,
+    "sm100_matmul: wait_smem_to_gmem#1: wait_read_only -> True": _END,
+    "sm100_pair: wait_smem_to_gmem#2: wait_read_only -> True": _END,
+    "sm100_pair: delete wait_load_tmem#0": _LATER_WAIT,
     "handoff: when(named_barrier_arrive free): lt 3 -> lt 4": "G2: one arrival more, for which nobody waits",
     "relay: when(barrier_arrive free): lt 3 -> lt 4": "C6: one phase more, for which nobody waits",
     "through_memory: when(barrier_wait free): lt 2 -> lt 3": "J: the last tile is handed back, too",
@@ -37,6 +42,24 @@ EQUIVALENT: dict[str, str] = {
     **{
         f"{kernel}: {what}": why
         for kernel, changes in {
+            "sm100_attention": {
+                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                **{f"when(barrier_wait k_empty#0): ge 2 -> ge {n}": _FIRST_OF_TILE for n in (1, 3)},
+                **{f"when(barrier_wait row_empty#0): gt 0 -> gt {n}": _FIRST_OF_TILE for n in (1,)},
+                **{f"when(barrier_wait row_empty#2): gt 0 -> gt {n}": _FIRST_OF_TILE for n in (1, -1)},
+                "when(barrier_wait row_empty#1): gt 0 -> gt -1": _FIRST_OF_TILE,
+                **{
+                    f"when(tcgen05_commit_arrive q_empty#{i}): eq 1 -> eq {n}": _NOT_RUN for i in (0, 1) for n in (0, 2)
+                },
+                **{f"delete tcgen05_commit_arrive q_empty#{i}": _NOT_RUN for i in (0, 1)},
+                **{f"tcgen05_commit_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 1)},
+                **{
+                    f"accumulate of tcgen05_mma out probabilities v_tile#{i}: eq 1 -> eq {n}": _NOT_RUN
+                    for i in (2, 3)
+                    for n in (0, 2)
+                },
+                **{f"delete wait_load_tmem#{i}": _LATER_WAIT for i in (6, 7, 8)},
+            },
             "attention": {
                 "wait_smem_to_gmem#2: wait_read_only -> True": _END,
                 "when(barrier_arrive q_empty#0): eq 1 -> eq 2": _NOT_RUN,
@@ -120,6 +143,7 @@ _LEFT_OUT = "a step is left out, by all who take part in it"
 _LAST_V = "the last product of all: no V is refilled any more"
 _OTHER_Q = "all tiles of Q are there, and stay until all warpgroups have released them"
 
+_OTHER_Q100 = "both tiles of Q are there, and stay until both have been multiplied for the last time"
 _AHEAD = "a step is left out, and the steps behind it take the tile before theirs"
 # Mutants that take other data or leave some out, with every access in order: only the result is wrong.
 VALUE: dict[str, str] = {
@@ -133,6 +157,12 @@ VALUE: dict[str, str] = {
     "sm100_tiles: for(barrier_wait done): upper bound -1": _LEFT_OUT,
     "sm100_tiles: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     "sm100_matmul: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
+    **{f"sm100_attention: tcgen05_mma scores q_tile k_tile#{i}: slot of q_tile +1": _OTHER_Q100 for i in (1, 2)},
+    "sm100_pair: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
+    "sm100_matmul: for(barrier_wait ready): lower bound +1": "the tiles go where those behind them belong",
+    "sm100_pair: for(barrier_wait ready): lower bound +1": "the tiles go where those behind them belong",
+    "sm100_matmul: for(barrier_wait ready): upper bound -1": _LEFT_OUT,
+    "sm100_pair: for(barrier_wait ready): upper bound -1": _LEFT_OUT,
     "sm100_staged: for(barrier_wait full): upper bound -1": _AHEAD,
     "sm100_staged: for(barrier_wait empty): upper bound +1": "a step more is written; the next tile takes it for its first",
     "sm100_staged: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import mosaic_gpu as plgpu
@@ -98,3 +99,26 @@ def sm100_staged(tiles: int = 2, k_steps: int = 3, handback: str = "barrier") ->
     )
     names = {f"barriers[{i}]": name for i, name in enumerate(("full", "empty", "done", "drained", "turn"))}
     return kernel, "sm_100a", (a, b), (f32(a) @ f32(b),), names
+
+
+@maker
+def sm100_scratch() -> Any:
+    """A warpgroup keeps an array in tensor memory: stored, loaded, and stored again over what was loaded."""
+
+    def body(x: Any, o: Any, t: Any) -> None:
+        for i in range(2):
+            plgpu.async_store_tmem(t, plgpu.load(x.at[i], layout=plgpu.Layout.TCGEN05_TMEM_NATIVE))
+            plgpu.commit_tmem()
+            back = plgpu.async_load_tmem(t)
+            plgpu.wait_load_tmem()
+            o[i] = back
+
+    x = random(1, 2, 128, 32, dtype=np.float32)
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        scratch_types=[plgpu.TMEM((128, 32), jnp.float32)],
+        name="sm100_scratch",
+        **block_of(1, "sm_100a"),
+    )
+    return kernel, "sm_100a", (x,), (x,), {}

@@ -5,7 +5,6 @@ Every one is compared with a NumPy reference.  What breaks them is in `sabotages
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 from unittest import mock
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from mosaic_gpu.kernels.sm90 import attention as attention90
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 
 from . import handwritten, handwritten100  # noqa: F401  (add their kernels)
@@ -57,11 +57,59 @@ def sm90_matmul_pair() -> Any:
     return kernel, "sm_90a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), {}
 
 
+def _matmul100(rows: int, columns: int, config: matmul100.MatmulConfig) -> Any:
+    a, b = random(1, rows, 320), random(2, 320, columns)
+
+    def kernel(*arrays: jax.Array) -> Any:
+        with mock.patch.object(
+            matmul100, "multiprocessors", lambda: config.blocks
+        ):  # one block, or pair, takes all tiles
+            return matmul100.matmul(*arrays, config=config)
+
+    names = {f"bars[{i}]": name for i, name in enumerate(("full", "empty", "ready", "drained"))}
+    return kernel, "sm_100a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), names
+
+
 @maker
 def sm100_matmul() -> Any:
-    a, b = random(1, 128, 320), random(2, 320, 64)
-    kernel = functools.partial(matmul100.matmul, config=matmul100.MatmulConfig(tile_n=64, num_slots=2))
-    return kernel, "sm_100a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), {}
+    """Four tiles, so that both accumulators come round again."""
+    return _matmul100(512, 64, matmul100.MatmulConfig(tile_n=64, num_slots=2))
+
+
+@maker
+def sm100_pair() -> Any:
+    """As `sm100_matmul`, by two blocks that multiply together."""
+    return _matmul100(1024, 128, matmul100.MatmulConfig(tile_n=128, num_slots=2, pair=True))
+
+
+@maker
+def sm100_attention() -> Any:
+    """Two pairs of query tiles, one after the other, and so many key blocks that every barrier comes round again."""
+    rng, keys, d = np.random.default_rng(3), 320, 64
+    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (512, keys, keys))
+    # Later blocks have larger scores, so that the output is rescaled.
+    k = (f32(k) * np.linspace(1, 0.5, keys)[None, :, None, None]).astype(BF16)
+
+    def kernel(*arrays: jax.Array) -> Any:
+        with mock.patch.object(attention100, "multiprocessors", lambda: 1):
+            return attention100.attention(
+                *arrays,
+                config=attention100.AttentionConfig(tile_k=64, kv_slots=2, rescale_threshold=0.5),
+                causal=False,
+                scale=0.25,
+                return_lse=False,
+            )
+
+    scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * 0.25
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    out = p @ f32(v[0, :, 0]) / p.sum(1, keepdims=True)
+    tiles = ("q_tile", "k_tile", "v_tile", "o_tile", "row_values")
+    names = {f"rest[{i}]": name for i, name in enumerate(tiles)} | {"rest[6]": "out"}
+    names |= {"rest[5][0]": "scores", "rest[5][1]": "probabilities"}
+    every = ("q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty", "row_full", "row_empty")
+    every += ("s_full", "p_full", "o_ready", "pv_done")
+    names |= {f"rest[7]['{name}']": name for name in every}
+    return kernel, "sm_100a", (q, k, v), (out[None, :, None],), names
 
 
 def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:

@@ -28,6 +28,7 @@ DELETED = (
     "wgmma_wait",
     "wait_smem_to_gmem",
     "wait_load_tmem",
+    "commit_tmem",
     "tcgen05_commit_arrive",
 )
 WAITS = {"barrier_wait", "named_barrier_sync", "wgmma_wait", "wait_smem_to_gmem"}

@@ -90,3 +90,46 @@ DI void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;"
 // Loaded registers may be used, and stores are done, only after these.
 DI void tcgen05_wait_load() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
 DI void tcgen05_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
+
+// Copies by TMA for a pair of blocks: into this block's shared memory, counted by the barrier at the same place in the pair's
+// first block (bit 24 of an address says which block of a pair).
+
+DI void tma_load_pair_1d(u32 destination, const TensorMap* map, u32 bar, int c0) {
+  asm volatile(
+      "cp.async.bulk.tensor.1d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3}], [%2];" ::"r"(destination), "l"((u64)map), "r"(bar & 0xfeffffffu),
+      "r"(c0)
+      : "memory");
+}
+
+DI void tma_load_pair_2d(u32 destination, const TensorMap* map, u32 bar, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(destination), "l"((u64)map), "r"(bar & 0xfeffffffu),
+      "r"(c0), "r"(c1)
+      : "memory");
+}
+
+DI void tma_load_pair_3d(u32 destination, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination), "l"((u64)map), "r"(bar & 0xfeffffffu),
+      "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
+DI void tma_load_pair_4d(u32 destination, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination), "l"((u64)map), "r"(bar & 0xfeffffffu),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+DI void tma_load_pair_5d(u32 destination, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination), "l"((u64)map), "r"(bar & 0xfeffffffu),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}

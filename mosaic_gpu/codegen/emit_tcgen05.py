@@ -1,0 +1,111 @@
+"""Emission of the fifth-generation tensor core: products into tensor memory, commits, loads and stores of tensor memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..layouts.operands import SharedOperand, descriptor_high
+from ..layouts.registers import RegisterLayout
+from ..layouts.tmem import TmemPart, Transfer, transfers
+from ..ops.tcgen05 import CommitPlan, Tcgen05Plan
+from ..ops.tmem import TmemAccess
+from ..program import Literal, Value
+from .emit_memory import MemoryEmitter
+from .encodings import tmem_address
+from .text import PACKED
+
+FUNCTIONS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8", "i8": "i8"}
+CELL_COLUMNS_PER_STEP = 8  # of A in tensor memory: 32 bytes of K
+
+
+class Tcgen05Emitter(MemoryEmitter):
+    """Needs the descriptors of the whole emitter."""
+
+    def descriptor(self, o: SharedOperand) -> str:
+        raise NotImplementedError
+
+    def barrier_address(self, use: Any, slot: str | None = None) -> str:
+        raise NotImplementedError
+
+    @property
+    def group(self) -> str:
+        """The template argument of functions that work for one block, or for a pair."""
+        return "<2>" if self.plan.tmem_pair else ""
+
+    def tmem_start(self, part: TmemPart) -> str:
+        """Address of a part's first cell."""
+        column = part.column.const + self.plan.tmem[part.buffer].column
+        return "tmem + " + self.affine(type(part.column)(column, part.column.terms))
+
+    def tcgen05_mma(self, p: Tcgen05Plan) -> None:
+        """One instruction for each 32 bytes of K."""
+        where = "ts" if isinstance(p.a, TmemPart) else "ss"
+        function = f"tcgen05_mma_{FUNCTIONS[p.instruction.kind]}_{where}{self.group}"
+        first = (
+            "1"
+            if isinstance(p.accumulate, Literal) and p.accumulate.value
+            else f"({self.scalar(p.accumulate)}) ? 1 : 0"
+        )
+        with self.elected():
+            start = self.descriptor(p.a) if isinstance(p.a, SharedOperand) else self.tmem_start(p.a)
+            self.line(f"u32 a_low = {start}, b_low = {self.descriptor(p.b)};")
+            self.line(f"u32 d = {self.tmem_start(p.d)};")
+            for step in range(p.k // p.k_step):
+                if isinstance(p.a, SharedOperand):
+                    a = f"descriptor(a_low + {p.a.k_offset(step) >> 4}, {descriptor_high(p.a, True):#x}u)"
+                else:
+                    a = f"a_low + {step * CELL_COLUMNS_PER_STEP}"
+                b = f"descriptor(b_low + {p.b.k_offset(step) >> 4}, {descriptor_high(p.b, True):#x}u)"
+                self.line(f"{function}(d, {a}, {b}, {p.idesc:#x}u, {'1' if step else first});")
+            if p.commit is not None:
+                self.tcgen05_commit(p.commit)
+
+    def tcgen05_commit(self, p: CommitPlan) -> None:
+        """By the thread that has issued the work."""
+        bar = self.barrier_address(p.barrier)
+        if p.axes:
+            _, mask = self.multicast(p.axes)
+            self.line(f"tcgen05_commit_multicast{self.group}({bar}, {mask});")
+        else:
+            self.line(f"tcgen05_commit{self.group}({bar});")
+
+    # ---- loads and stores -----------------------------------------------------------------------------------------------
+    def tmem_load(self, access: TmemAccess, result: Value) -> None:
+        self.declare(result)
+        moves = self._transfers(access, result)
+        name = self.name(result)
+        raw = name if result.dtype in PACKED else f"t{self.fresh()}"
+        count = self._words(result)
+        if raw != name:
+            self.line(f"u32 {raw}[{count}];")
+        for t in moves:
+            function = f"tcgen05_load_{t.shape}<{t.count}>"
+            self.line(f"{function}({raw} + {t.register}, {self._place(access.part, t)});")
+        if raw != name:
+            self.loop(count, f"set_bits({name}[i], {raw}[i]);")
+
+    def tmem_store(self, access: TmemAccess, value: Value) -> None:
+        moves = self._transfers(access, value)
+        name = self.name(value)
+        raw, count = name, self._words(value)
+        if value.dtype not in PACKED:
+            raw = f"t{self.fresh()}"
+            self.line(f"u32 {raw}[{count}];")
+            self.loop(count, f"{raw}[i] = as_u32({name}[i]);")
+        for t in moves:
+            function = f"tcgen05_store_{t.shape}<{t.count}>"
+            self.line(f"{function}({self._place(access.part, t)}, {raw} + {t.register});")
+
+    def _transfers(self, access: TmemAccess, value: Value) -> tuple[Transfer, ...]:
+        layout: RegisterLayout | None = self.layout(value)
+        assert layout is not None
+        return transfers(access.part, layout, access.what, None)
+
+    def _words(self, value: Value) -> int:
+        layout = self.layout(value)
+        assert layout is not None
+        return layout.registers // 2 if value.dtype in PACKED else layout.registers
+
+    def _place(self, part: TmemPart, t: Transfer) -> str:
+        """Every warp reaches its own 32 lanes only."""
+        return f"{self.tmem_start(part)} + {tmem_address(t.lane, t.column)} + (warp << 21)"

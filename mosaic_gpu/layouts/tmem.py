@@ -1,0 +1,164 @@
+"""Tensor memory: which cell of the 128 lanes x 512 columns of 32 bits holds which element of a buffer (PTX ISA 9.7.16.10.5).
+
+A buffer is (rows, columns), or (n, rows, columns) for n of them side by side.  Rows are lanes: 128 rows take all, 64 rows the
+lower half of each warp's 32 (layout F of the tables, that of an accumulator of M = 64).  A column of the buffer is a column
+of cells; `packed` ones of 16 or 8 bits share a cell, low bits first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from ..codegen.encodings import COLUMNS, LANES, TRANSFERS
+from ..errors import Line, UnsupportedCall
+from ..program import Affine, Value, View
+from .registers import Layout, LayoutName, RegisterLayout
+from .shared import itemsize
+
+ROWS = (128, 64)
+# Of one load or store.  There are wider ones, up to 128: ptxas refuses those that do not fit the registers of the launch (C7602),
+# whatever set_max_registers says, and in pieces arithmetic on the first can begin before the last has come.
+MOST_REGISTERS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class TmemLayout:
+    """How a buffer lies: rows; columns: cells of one (rows, columns) slice; packing: elements of a cell; slices: how many."""
+
+    rows: int
+    columns: int
+    packing: int
+    slices: int
+
+    @property
+    def total(self) -> int:
+        """Columns that the buffer takes."""
+        return self.columns * self.slices
+
+
+def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
+    """The layout of a TMEM buffer; UnsupportedCall for what has none."""
+    assert ref.space is not None
+    size, shape = itemsize(ref.dtype), ref.shape
+    packing = 4 // size if ref.space.packed and size < 4 else 1
+    if len(shape) not in (2, 3) or shape[-2] not in ROWS or size > 4 or 0 in shape:
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(shape)}: (rows, columns) or (n, rows, columns) with 128 or 64 rows, of elements of at "
+            "most 32 bits",
+            line,
+        )
+    if size < 4 and not ref.space.packed:
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(shape)}: say packed=True, so that {4 // size} elements share a cell of 32 bits, as an "
+            "operand does (accumulators of 16 bits, one a cell, are not in this version)",
+            line,
+        )
+    if shape[-1] % packing:
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(shape)}: {packing} elements share a cell, which {shape[-1]} columns do not fill",
+            line,
+        )
+    if ref.space.layout is not None:
+        raise UnsupportedCall(f"TMEM(layout={ref.space.layout}): layout is left out; the shape decides", line)
+    return TmemLayout(shape[-2], shape[-1] // packing, packing, math.prod(shape[:-2]))
+
+
+def lanes_of(rows: int) -> np.ndarray:
+    """The lane of each row."""
+    row = np.arange(rows)
+    return row if rows == LANES else 32 * (row // 16) + row % 16
+
+
+@dataclasses.dataclass(frozen=True)
+class TmemPart:
+    """Part of a buffer that an operation touches.
+
+    buffer: value id; column: its first one, in cells from the buffer's first; columns: cells; rows, packing: of the layout.
+    """
+
+    buffer: int
+    column: Affine
+    columns: int
+    rows: int
+    packing: int
+
+
+def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
+    """The part that a 2-D view selects: all rows, and a range of whole cells."""
+    layout = tmem_layout(view.ref, line)
+    *lead, rows, columns = view.dims
+    ranges = rows.size == layout.rows and columns.size is not None and columns.stride == 1
+    if view.is_transposed or not ranges or any(d.size is not None for d in lead):
+        raise UnsupportedCall(
+            f"{what}: a view of tensor memory takes all {layout.rows} rows and a range of columns of one buffer (acc.at[slot], "
+            f"acc.at[:, plgpu.ds(start, n)]); this is {view}",
+            line,
+        )
+    start, size = columns.start, int(columns.size or 0)
+    if start.const % layout.packing or any(f % layout.packing for _, f in start.terms) or size % layout.packing:
+        raise UnsupportedCall(
+            f"{what}: {layout.packing} elements share a cell of tensor memory; columns {columns} of {view.ref} cut one",
+            line,
+        )
+    packed = Affine(start.const // layout.packing, tuple((v, f // layout.packing) for v, f in start.terms))
+    for d in lead:
+        packed = packed + d.start * layout.columns
+    return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing)
+
+
+# ---- loads and stores -----------------------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """One tcgen05.ld or .st of a warp.  shape, count: `16x256b`.x`count`; lane: first, from the warp's 32 lanes on; column:
+    first, in cells from the part's; register: the first of 32 bits."""
+
+    shape: str
+    count: int
+    lane: int
+    column: int
+    register: int
+
+
+def transfers(part: TmemPart, layout: RegisterLayout, what: str, line: Line | None) -> tuple[Transfer, ...]:
+    """The instructions that move a part between tensor memory and registers in `layout`; UnsupportedCall for others."""
+    shape = (part.rows, part.columns * part.packing)
+    for name in DELIVERED[part.rows]:
+        if layout.same_map(name.of(shape)):
+            break
+    else:
+        names = " or ".join(str(n) for n in DELIVERED[part.rows])
+        raise UnsupportedCall(
+            f"{what}: tensor memory of {part.rows} rows moves to and from {names}; the array is in {layout}", line
+        )
+    kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x256b" if part.packing == 1 else "16x128b")
+    per_thread, columns, lanes = TRANSFERS[kind]
+    halves = 1 if part.rows == 64 or lanes == 32 else 2
+    assert part.columns % columns == 0, "the layouts of fragments hold multiples of 8 elements"
+    out, register = [], 0
+    for half in range(halves):
+        left, at = part.columns // columns, 0
+        while left:
+            count = min(1 << (left.bit_length() - 1), MOST_REGISTERS // per_thread)
+            out.append(Transfer(kind, count, lanes * half, at, register))
+            at, left, register = at + count * columns, left - count, register + count * per_thread
+    return tuple(out)
+
+
+DELIVERED: dict[int, tuple[Layout, ...]] = {128: (Layout.TCGEN05_TMEM_NATIVE, Layout.TCGEN05), 64: (Layout.WGMMA,)}
+
+
+def default_layout(rows: int) -> Layout:
+    """What a load delivers when nothing is asked for."""
+    return DELIVERED[rows][0]
+
+
+def loaded_layout(rows: int, asked: LayoutName | None) -> Any:
+    """The layout of a load: what was asked for, if it can be, else the default."""
+    return default_layout(rows) if asked is None else asked
+
+
+__all__ = ["COLUMNS", "TmemLayout", "TmemPart", "Transfer", "lanes_of", "tmem_layout", "tmem_part", "transfers"]

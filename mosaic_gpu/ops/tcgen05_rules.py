@@ -1,0 +1,117 @@
+"""What tcgen05.mma can do, as tables (PTX ISA 9.7.16.2.1, table 39, and the stricter of that and CUTLASS's headers).
+
+ptxas sees none of it: shape, types and majors stand in a run-time word.  Whatever is not in a table is refused here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..codegen.encodings import Kind
+from ..errors import IllegalInstruction, Line
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """What differs between the chips of this generation.  kinds: of MMA; load_reduction: tcgen05.ld.red; wide_k: K = 96 of the
+    4-bit kinds; fast_exp2: exponentials are as fast as the tensor cores want them."""
+
+    kinds: frozenset[Kind]
+    load_reduction: bool
+    wide_k: bool
+    fast_exp2: bool
+
+
+_EVERYWHERE: frozenset[Kind] = frozenset({"f16", "tf32", "f8f6f4", "mxf8f6f4", "mxf4", "mxf4nvf4"})
+FEATURES = {
+    "sm_100a": Features(_EVERYWHERE | {"i8"}, False, False, False),
+    "sm_103a": Features(_EVERYWHERE, True, True, True),
+}
+
+
+def features_of(arch: str) -> Features:
+    """Those of an architecture; of one without tcgen05: none."""
+    return FEATURES.get(arch, Features(frozenset(), False, False, False))
+
+
+# A type -> (kind, B types, accumulator types)
+F8 = ("float8_e4m3fn", "float8_e5m2")
+TYPES: dict[str, tuple[Kind, tuple[str, ...], tuple[str, ...]]] = {
+    "float16": ("f16", ("float16",), ("float32",)),
+    "bfloat16": ("f16", ("bfloat16",), ("float32",)),
+    "float32": ("tf32", ("float32",), ("float32",)),
+    "float8_e4m3fn": ("f8f6f4", F8, ("float32",)),
+    "float8_e5m2": ("f8f6f4", F8, ("float32",)),
+    "int8": ("i8", ("int8", "uint8"), ("int32",)),
+    "uint8": ("i8", ("int8", "uint8"), ("int32",)),
+}
+
+
+def kind_of(a: str, b: str, acc: str, arch: str, line: Line | None) -> Kind:
+    """The kind of an MMA of these types; IllegalInstruction names the row of the table that is missing."""
+    row = TYPES.get(a)
+    if row is None or b not in row[1] or acc not in row[2]:
+        rows = "; ".join(f"{k} x {' or '.join(v[1])} -> {v[2][0]}" for k, v in TYPES.items())
+        raise IllegalInstruction(f"tcgen05_mma of {a} x {b} -> {acc}; there are {rows}", line)
+    kind = row[0]
+    if kind not in features_of(arch).kinds:
+        raise IllegalInstruction(
+            f"tcgen05_mma of {a} x {b}: {arch} has no integer tensor core (kind i8 is of sm_100a only); convert to float8 or "
+            "bfloat16",
+            line,
+        )
+    return kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """An MMA to be checked.  m, n: of the whole product, over both blocks of a pair; itemsize: bytes of an element of B."""
+
+    kind: Kind
+    m: int
+    n: int
+    pair: bool
+    a_in_tmem: bool
+    b_mn: bool
+    itemsize: int
+
+
+def n_step(s: Shape) -> tuple[int, str]:
+    """What N must be a multiple of, and why it is more than the least."""
+    pair = 2 if s.pair else 1
+    if s.a_in_tmem and s.pair:
+        return 32, "with A in tensor memory"
+    if s.pair and s.kind in ("f8f6f4", "i8"):
+        return 32, "of 8-bit operands"
+    if s.b_mn and s.itemsize == 1:
+        return 16 * pair, "with 8-bit operands contiguous along N"
+    if s.kind == "i8" and s.n > 32:
+        return 16 * pair, "of integers above 32"
+    if s.a_in_tmem:
+        return 16, "with A in tensor memory"
+    return 8 * pair, ""
+
+
+def check_shape(s: Shape, line: Line | None) -> None:
+    """Refuse an M or N that the table does not have."""
+    assert s.m in ((128, 256) if s.pair else (64, 128)), "tensor memory has buffers of 64 and 128 rows"
+    blocks = "a pair of blocks" if s.pair else "one block"
+    if s.pair and s.m == 128:
+        raise IllegalInstruction(
+            "tcgen05_mma of M = 128 in a pair of blocks lays each block's 64 rows out twice; this version pairs blocks of "
+            "128 rows (M = 256)",
+            line,
+        )
+    if s.a_in_tmem and s.m == 64:
+        raise IllegalInstruction(
+            "tcgen05_mma of M = 64 with A in tensor memory: CUTLASS and Pallas have it with M = 128 only; pass A through "
+            "shared memory",
+            line,
+        )
+    step, why = n_step(s)
+    if s.n % step or not step <= s.n <= 256:
+        raise IllegalInstruction(
+            f"tcgen05_mma: n = {s.n}; legal with M = {s.m} in {blocks}{' ' + why if why else ''} are "
+            f"{step}, {2 * step}, ..., 256",
+            line,
+        )

@@ -1,0 +1,242 @@
+"""Attention on Blackwell: in the simulator by the accuracy rule of the Hopper kernel, under several schedules, and its SASS.
+
+No Blackwell GPU has run it.  What is known is: the results of the plan in the simulator, that no schedule finds a race, and what
+the compiler makes of it for sm_100a and sm_103a.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.codegen.emitter import emit
+from mosaic_gpu.codegen.nvrtc import compile_cuda
+from mosaic_gpu.codegen.sass import read_cubin
+from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.kernels import reference
+from mosaic_gpu.kernels.attention import attention
+from mosaic_gpu.kernels.sm100.attention import AttentionConfig, default_config
+
+BF, F16 = ml_dtypes.bfloat16, np.float16
+SCHEDULES = (
+    dict(),
+    dict(timing="early"),
+    dict(shadow="bytes"),
+    dict(seed=1),
+    dict(seed=2),
+    dict(timing="early", seed=3),
+)
+
+
+def randoms(*shape, dtype=BF, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def plain(q, k, v, causal, scale):
+    """Attention in float32 whose probabilities are rounded to the inputs' type before they meet V."""
+    out = np.zeros(q.shape, np.float32)
+    group = q.shape[2] // k.shape[2]
+    seen = np.arange(k.shape[1])[None] <= np.arange(q.shape[1])[:, None] if causal else True
+    for i, j in np.ndindex(q.shape[0], q.shape[2]):
+        scores = q[i, :, j].astype(np.float32) @ k[i, :, j // group].astype(np.float32).T * np.float32(scale)
+        scores = np.where(seen, scores, -np.inf)
+        p = np.exp(scores - scores.max(1, keepdims=True))
+        rounded = p.astype(q.dtype).astype(np.float32)
+        out[i, :, j] = rounded @ v[i, :, j // group].astype(np.float32) / p.sum(1, keepdims=True)
+    return out.astype(q.dtype)
+
+
+def check(q, k, v, *, causal, config, scale=None):
+    results = attention(*map(jnp.asarray, (q, k, v)), causal=causal, scale=scale, config=config, return_lse=True)
+    found = np.asarray(results[0])
+    expected, expected_lse = reference.attention(q, k, v, causal=causal, scale=scale)
+    yardstick = plain(q, k, v, causal, q.shape[-1] ** -0.5 if scale is None else scale).astype(np.float64)
+    rms = np.sqrt(np.mean(expected**2))
+    allowed = max(2 * np.sqrt(np.mean((yardstick - expected) ** 2)), 1e-3 * rms)
+    error = np.sqrt(np.mean((found.astype(np.float64) - expected) ** 2))
+    assert found.shape == q.shape and found.dtype == q.dtype
+    assert error <= allowed, f"rms error {error:.2e}, allowed {allowed:.2e}"
+    assert np.abs(found.astype(np.float64) - expected).max() <= 0.05 * np.abs(expected).max(), "no element is far off"
+    np.testing.assert_allclose(np.asarray(results[1]), expected_lse, rtol=1e-3, atol=2e-3)
+    return found
+
+
+def small(**options):
+    return AttentionConfig(**{"tile_k": 64, "kv_slots": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("b", "s", "t", "h", "h_kv", "d", "dtype", "causal", "config"),
+    [
+        (1, 256, 256, 1, 1, 64, BF, False, default_config(64)),
+        (1, 256, 384, 1, 1, 128, F16, False, default_config(128)),
+        (2, 200, 300, 2, 1, 64, BF, False, small()),
+        (1, 300, 500, 4, 2, 128, BF, True, default_config(128)),
+        (1, 600, 600, 1, 1, 64, F16, True, small(kv_slots=3)),
+        (1, 600, 520, 2, 2, 128, BF, True, small(tile_k=96, kv_slots=1)),
+        (1, 513, 700, 1, 1, 64, BF, True, small(tile_k=32, kv_slots=4)),
+        (1, 100, 100, 3, 1, 64, BF, False, small(persistent=False)),
+        (1, 256, 500, 1, 1, 64, BF, False, small(rescale_threshold=0.0, correction_columns=64)),
+        (1, 1, 1, 1, 1, 64, BF, True, small()),
+        (1, 130, 16, 1, 1, 128, F16, False, small(correction_columns=16)),
+        (1, 256, 512, 1, 1, 64, F16, False, small(tile_k=96, emulated_columns=64)),
+    ],
+)
+def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
+    """Tails of queries and keys, one block and many, grouped heads, both types and head dims, the diagonal, LSE, rings of every
+    length, several tiles a block."""
+    q, k, v = (randoms(b, n, x, d, dtype=dtype, seed=i) for i, (n, x) in enumerate(((s, h), (t, h_kv), (t, h_kv))))
+    check(q, k, v, causal=causal, config=config)
+
+
+def test_large_scores_are_rescaled():
+    """Scores in the hundreds, which grow from block to block: every warp rescales, and does not lose what it had."""
+    q, k, v = randoms(1, 256, 1, 64) * BF(20), randoms(1, 384, 1, 64, seed=1), randoms(1, 384, 1, 64, seed=2)
+    ramp = np.linspace(3, 0.1, 384, dtype=np.float32).astype(BF)[None, :, None, None]
+    check(q, k * ramp, v, causal=False, config=small(), scale=1.0)
+
+
+def test_some_warps_rescale():
+    """Rows whose maxima stay beside rows whose maxima grow: a warp that does not vote keeps its accumulator as it is."""
+    q, k, v = randoms(1, 256, 1, 64), randoms(1, 256, 1, 64, seed=1), randoms(1, 256, 1, 64, seed=2)
+    q[:, 32:64] *= BF(30)
+    q[:, 200:210] *= BF(30)
+    check(q, k, v, causal=False, config=small(), scale=1.0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_schedule_gives_the_same(schedule, causal):
+    """The same bits whatever the order of events, and nothing found: several tiles a block, rings shorter than the work."""
+    q, k, v = randoms(1, 520, 2, 64), randoms(1, 400, 1, 64, seed=1), randoms(1, 400, 1, 64, seed=2)
+    run = functools.partial(check, q, k, v, causal=causal, config=small())
+    first = run()
+    with plgpu.simulator_params(plgpu.SimulatorParams(**schedule)):
+        np.testing.assert_array_equal(run(), first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 101))
+def test_a_hundred_schedules(seed):
+    q, k, v = randoms(1, 300, 2, 64), randoms(1, 260, 1, 64, seed=1), randoms(1, 260, 1, 64, seed=2)
+    with plgpu.simulator_params(plgpu.SimulatorParams(seed=seed)):
+        check(q, k, v, causal=bool(seed % 2), config=small(kv_slots=1 + seed % 3))
+
+
+def test_what_it_has_not():
+    q = jnp.zeros((1, 8, 1, 256), jnp.bfloat16)
+    with pytest.raises(UnsupportedCall, match=r"head dim 256: the Blackwell kernel has \(64, 128\)"):
+        attention(q, q, q, config=AttentionConfig())
+    q = jnp.zeros((1, 8, 1, 128), jnp.bfloat16)
+    with pytest.raises(ResourceExceeded, match="tile_k=128 x 3 slots at head dim 128 take"):
+        attention(q, q, q, config=AttentionConfig(kv_slots=3))
+
+
+# ---- what the compiler makes of it -------------------------------------------------------------------------------------
+@pytest.fixture
+def plan_of(kernel_plan):
+    def make(d, c, causal=True, lse=True, shape=(2, 4096, 8), arch="sm_100a", dtype=jnp.bfloat16):
+        b, s, h = shape
+        x = jax.ShapeDtypeStruct((b, s, h, d), dtype)
+        call = functools.partial(attention, causal=causal, config=c, return_lse=lse)
+        return kernel_plan(call, x, x, x, arch=arch)
+
+    return make
+
+
+def counts(c: AttentionConfig, d: int, causal: bool) -> dict[str, int]:
+    """Instructions of the whole kernel, as a closed form of its config.
+
+    Products: 16 elements of K each; scores (d of them) stand once in front of the key loop and once in it, P V (tile_k) once in
+    the loop and once behind it, for both query tiles.  Transfers: 32 columns of cells each; scores are loaded in the loop with a
+    mask and in the one without; the output in the rescaling and at the end, for both tiles.
+    Probabilities are half as wide, and are stored in two parts where some of the exponentials are polynomials.
+    """
+    pieces = d // c.correction_columns
+    transfers = pieces * -(-c.correction_columns // 32)
+    stored = (c.tile_k, c.emulated_columns, c.tile_k - c.emulated_columns)
+    return {
+        "UTCHMMA": 2 * (2 * (d // 16) + 2 * (c.tile_k // 16)),
+        "LDTM": 2 * -(-c.tile_k // 32) + 2 * 2 * transfers,
+        "STTM": sum(_powers_of_two(n // 2) for n in stored) + 2 * transfers,
+        "USETMAXREG": 3,
+    }
+
+
+def _powers_of_two(columns: int) -> int:
+    """Stores of at most 32 columns, each a power of two, that make up so many columns."""
+    return columns // 32 + (columns % 32).bit_count()
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("d", "config"),
+    [
+        (64, default_config(64)),
+        (128, default_config(128)),
+        (64, small(correction_columns=16)),
+        (128, small(tile_k=96, rescale_threshold=0.0)),
+    ],
+)
+def test_machine_code(plan_of, compiled, arch, causal, d, config):
+    """No spill, no complaint, every role within its budget, and as many products and transfers as the config says."""
+    plan = plan_of(d, config, causal, arch=arch)
+    report = compiled(plan)
+    assert report.complaints() == [] and report.stack == 0
+    assert sorted((b.kind, b.requested) for b in report.budgets) == sorted(
+        [
+            ("increase", config.softmax_registers),
+            ("decrease", config.correction_registers),
+            ("decrease", config.issue_registers),
+        ]
+    )
+    assert all(b.needed <= b.requested for b in report.budgets)
+    wanted = counts(config, d, causal)
+    assert {name: report.mnemonics[name] for name in wanted} == wanted
+    assert report.mnemonics["UTMALDG"] >= 3 and report.mnemonics["UTMASTG"] == 2
+
+
+def test_products_are_issued_from_uniform_registers(plan_of):
+    """At most 4 instructions from one product of a group to the next: a warp that parts would move every descriptor."""
+    d, c = 128, default_config(128)
+    (function,) = read_cubin(compile_cuda(emit(plan_of(d, c)), arch="sm_100a", name="/t.cu").cubin)
+    at = function.find("UTCHMMA")
+    gaps = sorted(b - a for a, b in zip(at, at[1:], strict=False))
+    groups = 2 * 2 + 2 * 2
+    within = gaps[: len(at) - groups]
+    assert max(within) <= 8 and sum(within) <= 4 * len(within)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
+def test_polynomials_instead_of_special_functions(plan_of, compiled, arch):
+    """By default a quarter of the exponentials, on sm_103a none; each saves one special function in the loop without a mask."""
+    c = default_config(64, arch)
+    assert c.emulated_columns == (32 if arch == "sm_100a" else 0)
+    with_, without = (
+        compiled(plan_of(64, AttentionConfig(kv_slots=4, emulated_columns=n), arch=arch)).mnemonics["MUFU"]
+        for n in (32, 0)
+    )
+    assert without - with_ == 32
+
+
+def test_the_config_knows_its_memory(plan_of):
+    """What it says is what the plan takes."""
+    for d, c in ((64, default_config(64)), (128, default_config(128)), (64, small())):
+        plan = plan_of(d, c)
+        assert plan.shared_bytes == c.shared_bytes(d)
+        assert max(b.column + b.columns for b in plan.tmem.values()) == c.tmem_columns(d)
+        assert plan.tmem_columns == max(32, 1 << (c.tmem_columns(d) - 1).bit_length())
+
+
+def test_one_source_for_all_lengths(plan_of):
+    """Lengths and head counts are run-time values: one cubin for a config and a mask."""
+    c = default_config(64)
+    sources = {emit(plan_of(64, c, shape=s)) for s in ((2, 4096, 8), (1, 8192, 16), (3, 1000, 2))}
+    assert len(sources) == 1

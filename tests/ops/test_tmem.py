@@ -1,0 +1,264 @@
+"""Tensor memory in kernels: layouts of loads and stores, packing, views, unions, A out of it; against NumPy, and compiled."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.codegen.emitter import emit
+from mosaic_gpu.codegen.encodings import transfer_cell
+from mosaic_gpu.codegen.nvrtc import compile_cuda
+from mosaic_gpu.errors import OutOfBounds
+from mosaic_gpu.layouts.registers import Layout
+from mosaic_gpu.layouts.tmem import TmemPart, lanes_of, transfers
+from mosaic_gpu.plan.build import build_plan
+from mosaic_gpu.program import Affine
+from mosaic_gpu.simulator import SimulatorParams, simulate
+
+BF, F = ml_dtypes.bfloat16, np.float32
+ARCHES = ("sm_100a", "sm_103a")
+
+
+def random(*shape, dtype=F, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def operand(*shape, dtype=BF):
+    inner = 128 // np.dtype(dtype).itemsize
+    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, inner)), plgpu.SwizzleTransform(128)))
+
+
+def run(body, *arrays, out, scratch, arch="sm_100a", compile_for=ARCHES, **options):
+    """The results in three orders of events, which must agree; the kernel also compiles."""
+    kernel = plgpu.kernel(body, out, scratch_types=scratch, **options)
+    program = kernel.program(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays))
+    for name in compile_for:
+        compile_cuda(emit(build_plan(program, name)), arch=name, name="/t.cu")
+    plan = build_plan(program, arch)
+    first = simulate(plan, arrays)
+    for params in (SimulatorParams(timing="early"), SimulatorParams(seed=1)):
+        for a, b in zip(first, simulate(plan, arrays, params), strict=True):
+            assert a.tobytes() == b.tobytes()
+    return first
+
+
+@pytest.mark.parametrize(
+    ("rows", "packing", "layout"),
+    [
+        (128, 1, Layout.TCGEN05_TMEM_NATIVE),
+        (128, 1, Layout.TCGEN05),
+        (64, 1, Layout.WGMMA),
+        (128, 2, Layout.TCGEN05_TMEM_NATIVE),
+        (128, 2, Layout.TCGEN05),
+        (64, 2, Layout.WGMMA),
+    ],
+)
+@pytest.mark.parametrize("columns", [8, 24, 128, 200])
+def test_transfers_put_every_element_where_its_layout_has_it(rows, packing, layout, columns):
+    """The instructions, by the tables of PTX (which lane and column a register is), against the layout's coordinates."""
+    part = TmemPart(0, Affine(0), columns // packing, rows, packing)
+    of = layout.of((rows, columns))
+    coordinates, lanes = of.coordinates(), lanes_of(rows)
+    seen = set()
+    for t, warp, lane in itertools.product(transfers(part, of, "it", None), range(4), range(32)):
+        per_repeat = {"32x32b": 1, "16x128b": 2, "16x256b": 4}[t.shape]
+        for register in range(t.count * per_repeat):
+            own_lane, c = transfer_cell(t.shape, lane, register)
+            for half in range(packing):
+                row, column = coordinates[warp, lane, (t.register + register) * packing + half]
+                assert (lanes[row], column) == (32 * warp + t.lane + own_lane, (t.column + c) * packing + half)
+                seen.add((row, column))
+    assert len(seen) == rows * columns
+
+
+LAYOUTS = [(128, None), (128, Layout.TCGEN05), (64, None)]
+
+
+@pytest.mark.parametrize("rows, layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [F, BF, np.int32])
+def test_there_and_back(rows, layout, dtype):
+    """What is stored is what is loaded: whole and part of the columns, in each layout, packed too."""
+    packed = np.dtype(dtype).itemsize < 4
+
+    def body(x, o, whole):
+        t = layout or (Layout.WGMMA if rows == 64 else Layout.TCGEN05_TMEM_NATIVE)
+        plgpu.async_store_tmem(whole, plgpu.load(x, layout=t))
+        plgpu.commit_tmem()
+        plgpu.async_store_tmem(whole.at[:, plgpu.ds(16, 16)], plgpu.load(x.at[:, plgpu.ds(0, 16)], layout=t))
+        plgpu.commit_tmem()
+        back = plgpu.async_load_tmem(whole, layout=layout)
+        plgpu.wait_load_tmem()
+        o[...] = back
+
+    x = (random(rows, 48) * 100).astype(dtype)
+    (got,) = run(
+        body, x, out=jax.ShapeDtypeStruct(x.shape, x.dtype), scratch=[plgpu.TMEM((rows, 48), dtype, packed=packed)]
+    )
+    want = x.copy()
+    want[:, 16:32] = x[:, :16]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("a_type", "b_type", "acc_type"),
+    [
+        ("float16", "float16", "float32"),
+        ("bfloat16", "bfloat16", "float32"),
+        ("float32", "float32", "float32"),
+        ("float8_e4m3fn", "float8_e5m2", "float32"),
+        ("float8_e5m2", "float8_e5m2", "float32"),
+        ("int8", "uint8", "int32"),
+    ],
+)
+@pytest.mark.parametrize("m", [128, 64])
+def test_products_of_every_kind(a_type, b_type, acc_type, m):
+    """One product of each kind and M, B as its transpose (K contiguous); integers on sm_100a only."""
+    a_t, b_t = (np.dtype(getattr(ml_dtypes, t, t)) for t in (a_type, b_type))
+    k, n = 256 // a_t.itemsize, 32
+
+    def body(x, y, o, a, b, acc, full, done):
+        plgpu.copy_gmem_to_smem(x, a, full)
+        plgpu.copy_gmem_to_smem(y, b, full)
+        plgpu.barrier_wait(full)
+        plgpu.tcgen05_mma(acc, a, b.transpose((1, 0)), done, accumulate=False)
+        plgpu.barrier_wait(done)
+        value = plgpu.async_load_tmem(acc)
+        plgpu.wait_load_tmem()
+        o[...] = value
+
+    x, y = (random(m, k) * 4).astype(a_t), (np.abs(random(n, k, seed=1)) * 4).astype(b_t)
+    (got,) = run(
+        body,
+        x,
+        y,
+        out=jax.ShapeDtypeStruct((m, n), acc_type),
+        scratch=[
+            operand(m, k, dtype=a_t),
+            operand(n, k, dtype=b_t),
+            plgpu.TMEM((m, n), acc_type),
+            plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(orders_tensor_core=True),
+        ],
+        compile_for=ARCHES if a_type != "int8" else ("sm_100a",),
+    )
+
+    def wide(z):
+        if z.dtype == F:  # tf32 does not read the low bits
+            return (z.view(np.uint32) & np.uint32(0xFFFFE000)).view(F).astype(np.float64)
+        return z.astype(np.float64)
+
+    np.testing.assert_allclose(got, wide(x) @ wide(y).T, rtol=1e-5, atol=1e-3)
+
+
+def test_a_out_of_tensor_memory():
+    """A product whose A was computed and stored to tensor memory, over the accumulator that it came from (`RefUnion`)."""
+
+    def body(x, y, z, o, a, b, c, union, acc, full, done, ready):
+        scores, rounded = union
+        wg = jax.lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            @plgpu.warp_map
+            def _(warp):
+                @plgpu.when(warp == 0)
+                def _():
+                    for src, dst in ((x, a), (y, b), (z, c)):
+                        plgpu.copy_gmem_to_smem(src, dst, full)
+                    plgpu.barrier_wait(full)
+                    plgpu.tcgen05_mma(scores, a, b, done, accumulate=False)
+                    plgpu.barrier_wait(ready)
+                    plgpu.tcgen05_mma(acc, rounded, c, done, accumulate=False)
+
+        @plgpu.when(wg == 1)
+        def _():
+            plgpu.barrier_wait(done)
+            value = plgpu.async_load_tmem(scores)
+            plgpu.wait_load_tmem()
+            plgpu.async_store_tmem(rounded, (value * 0.5).astype(BF))
+            plgpu.commit_tmem()
+            plgpu.barrier_arrive(ready)
+            plgpu.barrier_wait(done)
+            value = plgpu.async_load_tmem(acc)
+            plgpu.wait_load_tmem()
+            o[...] = value
+
+    x, y, z = random(128, 64, dtype=BF), random(64, 64, dtype=BF, seed=1), random(64, 32, dtype=BF, seed=2)
+    tensor = plgpu.Barrier(orders_tensor_core=True)
+    wide = plgpu.SMEM((64, 32), BF, transforms=(plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64)))
+    (got,) = run(
+        body,
+        x,
+        y,
+        z,
+        out=jax.ShapeDtypeStruct((128, 32), F),
+        scratch=[
+            operand(128, 64),
+            operand(64, 64),
+            wide,
+            plgpu.RefUnion(plgpu.TMEM((128, 64), F), plgpu.TMEM((128, 64), BF, packed=True)),
+            plgpu.TMEM((128, 32), F),
+            plgpu.Barrier(num_arrivals=3),
+            tensor,
+            tensor,
+        ],
+        num_threads=2,
+        thread_name="wg",
+    )
+    p = ((x.astype(F) @ y.astype(F)) * F(0.5)).astype(BF).astype(F)
+    np.testing.assert_allclose(got, p @ z.astype(F), rtol=1e-4, atol=1e-3)
+
+
+def test_columns_that_are_known_at_run_time():
+    """Slots of a buffer, and a slice whose start is traced; beyond the buffer is an error that names it."""
+
+    def body(x, o, t):
+        def step(i, _):
+            plgpu.async_store_tmem(t.at[i], plgpu.load(x.at[i], layout=Layout.TCGEN05_TMEM_NATIVE))
+            plgpu.commit_tmem()
+
+        jax.lax.fori_loop(0, x.shape[0], step, None)
+
+        def back(i, _):
+            value = plgpu.async_load_tmem(t.at[1, :, plgpu.ds(i * 8, 8)])
+            plgpu.wait_load_tmem()
+            o[:, plgpu.ds(i * 8, 8)] = value
+
+        jax.lax.fori_loop(0, 2, back, None)
+
+    x = random(2, 128, 16)
+    options = dict(out=jax.ShapeDtypeStruct((128, 16), F), scratch=[plgpu.TMEM((2, 128, 16), F)])
+    np.testing.assert_array_equal(run(body, x, **options)[0], x[1])
+    with pytest.raises(OutOfBounds, match=r"columns 32 to 47 \(of cells\) of .* which has 32"):
+        run(body, random(3, 128, 16), **options, compile_for=())
+
+
+def test_a_branch_of_some_warps_moves_their_lanes_only():
+    def body(x, o, t):
+        value = plgpu.load(x, layout=Layout.TCGEN05_TMEM_NATIVE)
+        plgpu.async_store_tmem(t, value)
+        plgpu.commit_tmem()
+
+        @plgpu.when_any_in_warp(jnp.max(value, axis=1) > 10.0)
+        def _():
+            own = plgpu.async_load_tmem(t)
+            plgpu.wait_load_tmem()
+            plgpu.async_store_tmem(t, own * 2.0)
+            plgpu.commit_tmem()
+
+        back = plgpu.async_load_tmem(t)
+        plgpu.wait_load_tmem()
+        o[...] = back
+
+    x = random(128, 16)
+    x[40, 3] = 11  # of the second warp
+    (got,) = run(body, x, out=jax.ShapeDtypeStruct(x.shape, F), scratch=[plgpu.TMEM((128, 16), F)])
+    want = x.copy()
+    want[32:64] *= 2
+    np.testing.assert_array_equal(got, want)
