@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import MosaicGpuError, UnsupportedCall
+from ..tune.lookup import explain, stamp
 from ..tune.measure import input_sets
 from ..tune.tunable import Tunable
 from .jax_calls import host_call, program_of_sets
@@ -68,13 +69,12 @@ class JaxOurs(JaxProvider):
     """Our kernel, or a user's, with one config, or (None) the tuned one."""
 
     def __init__(self, tunable: Tunable, name: str, config: Any, device: str | None, heuristic: bool = False) -> None:
-        version = "heuristic" if heuristic else "tuned or default" if config is None else str(config.to_json())
+        tuned = f"tuned or default {stamp(tunable.name, device)}".strip()
+        version = "heuristic" if heuristic else tuned if config is None else str(config.to_json())
         super().__init__(name, self._function, version, ours=True)
         self.tunable, self.given, self.device, self.heuristic = tunable, config, device, heuristic
 
     def _chosen(self, workload: Any) -> Any:
-        from ..tune.lookup import explain
-
         given = self.tunable.default(workload) if self.heuristic else self.given
         return explain(self.tunable, workload, device=self.device, config=given)
 

@@ -127,8 +127,13 @@ class Ours(Provider):
         self.name = named.name
 
     def version(self) -> str:
-        """The config as given."""
-        return "tuned or default" if self.named.fields is None else json.dumps(self.named.fields, sort_keys=True)
+        """The config as given; of the tuned ones, which state of the caches."""
+        if self.named.fields is not None:
+            return json.dumps(self.named.fields, sort_keys=True)
+        from mosaic_gpu.runtime.device import device_key
+        from mosaic_gpu.tune.lookup import stamp
+
+        return f"tuned or default {stamp(self.kernel, device_key())}".strip()
 
     def config(self, cell: Cell) -> dict[str, Any] | None:
         """As given, or what the lookup says of the tuned one."""

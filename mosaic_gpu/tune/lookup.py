@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -199,6 +200,17 @@ def _warn(text: str) -> None:
 @functools.lru_cache(maxsize=1024)
 def _tell(text: str) -> None:
     log.info("%s", text)
+
+
+def stamp(kernel: str, device: str | None) -> str:
+    """A short hash of what the caches have for a kernel on a device: '' for nothing, else another after each change."""
+    files = (
+        [cache.cache_file(f, device, kernel) for f in (cache.user_folder(), cache.repository_folder())]
+        if device
+        else []
+    )
+    contents = [p.read_bytes() for p in files if p.is_file()]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:10] if contents else ""
 
 
 def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwargs: Any) -> Explanation:

@@ -191,7 +191,7 @@ class _Search:
         self.store, self.make_timer, self.compiler, self.s = store, make_timer, compiler, settings
         self.forget = fresh
         self.on_event, self.clock, self.begun = on_event, clock, clock()
-        self.end = self.begun + budget
+        self.end, self.stage_begun = self.begun + budget, self.begun
         tunable, w = store.tunable, store.workload
         ranked = list(only) if only is not None else tunable.candidates(w, chip)
         self.rank = {c: i for i, c in enumerate(ranked)}
@@ -230,6 +230,7 @@ class _Search:
         stages = list(enumerate(self.s.stages))[-1 if self.s.exhaustive else 0 :]
         alive = self._guided(stages[0][1]) if self.s.guided else self.candidates
         for stage, repeats in stages:
+            self.stage_begun = self.clock()
             # With a budget, the last stages and the confirmation keep their share of it.
             share = 0.85 if self.s.exhaustive else (0.6, 0.8)[min(stage, 1)]
             until = self.begun + share * (self.end - self.begun) if math.isfinite(self.end) else math.inf
@@ -390,7 +391,7 @@ class _Search:
         best = min((t["seconds"] for t in self.trials.values() if t["status"] == "ok"), default=None)
         left = None
         if done:
-            left = (self.clock() - self.begun) / done * (total - done)
+            left = (self.clock() - self.stage_begun) / done * (total - done)
             left = min(left, max(until - self.clock(), 0.0))
         self.on_event(Event(what, done, total, best, left, config))
 

@@ -17,7 +17,8 @@ SETS: dict[str, dict[str, list[str]]] = {
             for b in ("b4s4096", "b1s16384", "b32s512")
             for h, d in ((32, 64), (16, 128), (8, 256))
             for mask in ("full", "causal")
-        ],
+        ]
+        + ["b2s8192h32kv8d128 causal"],
         "llama3-8b": _LLAMA3_8B,
         "llama3-70b": [s.replace("h32", "h64") for s in _LLAMA3_8B],
         "gemma-7b": ["b1s8192h16d256 causal", "b4s4096h16d256 causal"],

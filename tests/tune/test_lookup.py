@@ -66,6 +66,15 @@ def test_nearest_keys(ask, tuned, repository):
     assert ask("m512n64").match == "exact"
 
 
+def test_the_stamp_of_caches_changes_with_them(tuned, repository):
+    """By which benchmarks know that the tuned configs are others."""
+    seen = [lookup.stamp("fake", H200)]
+    for options in ({"a": 8}, {"a": 4, "where": repository}):
+        tuned("m64n64", **options)
+        seen.append(lookup.stamp("fake", H200))
+    assert seen[0] == lookup.stamp("fake", None) == "" and len(set(seen)) == 3
+
+
 def test_without_a_gpu_no_cache_is_used(ask, tuned):
     tuned("m64n64", a=8)
     assert ask("m64n64", device=None).source == "heuristic" and "no GPU" in str(ask("m64n64", device=None))

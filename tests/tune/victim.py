@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+from mosaic_gpu.tune import schema
 from mosaic_gpu.tune.schema import canonical
 from mosaic_gpu.tune.search import Settings, Store, search
 from mosaic_gpu.tune.tunable import find_tunable
@@ -40,6 +41,7 @@ def child(folder: pathlib.Path, log: pathlib.Path) -> None:
 
 
 def main(folder: pathlib.Path, log: pathlib.Path) -> None:
+    schema.problems({})  # so that no child spends its short life on imports
     for line in sys.stdin:
         name, delay = line.split()
         pid = os.fork()
