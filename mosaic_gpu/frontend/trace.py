@@ -32,6 +32,7 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
 }
 CALLS |= {
+    "remat": "jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "remat2": "jaxpr",

@@ -16,7 +16,7 @@ TABLES = [(g, s) for g in Generation for s in Scope]
 # Primitives that the front end takes apart: nothing of them is left for the tables.
 INLINED = (
     "add_any addupdate checkpoint closed_call core_call custom_jvp_call custom_vjp_call eval_jaxpr jit "
-    "multiple_of optimization_barrier pjit pvary random_bits random_fold_in random_seed remat2 reshard scan stop_gradient"
+    "multiple_of optimization_barrier pjit pvary random_bits random_fold_in random_seed remat remat2 reshard scan stop_gradient"
 ).split()
 # Names of JAX's for what is called otherwise here.
 SAME = {
@@ -98,19 +98,21 @@ def backend_names(backend: str) -> list[str]:
     files = sorted(folder.glob("*.py"))
     if not files:
         raise OSError(f"{folder} has no sources")
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                called = ast.unparse(node.func).rsplit(".", 1)[-1]
-                if "register_lowering_rule" in called or called in ("register_lowering", "_register_lowering"):
-                    names |= {n for a in node.args[:1] if (n := _primitive(a))}
-            elif isinstance(node, ast.Dict) and len(node.keys) > 3:
-                keys = [_primitive(k) for k in node.keys if k is not None]
-                if all(keys):
-                    names |= {k for k in keys if k}
+    for path in files:  # what decorates functions, and what stands outside of them: calls, dictionaries, loops
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            parts = node.decorator_list if isinstance(node, ast.FunctionDef) else [node]
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef)) or _defines_primitive(node):
+                continue
+            names |= {n for p in parts for x in ast.walk(p) if isinstance(x, ast.expr) and (n := _primitive(x))}
     if not names:
         raise ValueError(f"{folder} registers no rule in a way that is known")
     return sorted(names)
+
+
+def _defines_primitive(node: ast.stmt) -> bool:
+    """`x_p = Primitive("x")`, or what is said about x_p itself: its abstract rule, its printing."""
+    text = ast.unparse(node).split("\n", 1)[0]
+    return "Primitive(" in text or "_p.def_" in text or "pp_eqn" in text or "discharge" in text
 
 
 def _primitive(node: ast.expr) -> str:

@@ -382,7 +382,6 @@ def test_a_body_that_returns_its_result():
     "use, words",
     [
         (lambda x: jnp.dot(x, x), "'dot_general' .* wgmma .*sm_90a"),
-        (lambda x: x.T, r"'transpose' .*ref.transpose\(\(1, 0\)\)"),
     ],
 )
 def test_what_there_is_instead(use, words):
@@ -394,9 +393,11 @@ def test_what_there_is_instead(use, words):
 
 
 def test_a_tile_that_does_not_divide_over_the_threads():
-    def body(x, o):
-        o[plgpu.ds(0, 10)] = x[plgpu.ds(0, 10)]
+    """Threads hold replicas, of which one is stored."""
 
-    odd = jax.ShapeDtypeStruct((64, 10), F)
-    with pytest.raises(MosaicGpuError, match="multiple of 128 elements .*stick out of a GMEM array"):
-        build_plan(plgpu.kernel(body, odd).program(odd), "sm_90a")
+    def body(x, o):
+        o[plgpu.ds(0, 10)] = x[plgpu.ds(0, 10)] * 2
+
+    x = np.arange(640, dtype=np.float32).reshape(64, 10)
+    found = plgpu.kernel(body, jax.ShapeDtypeStruct(x.shape, F), interpret=True)(x)
+    np.testing.assert_array_equal(found[:10], 2 * x[:10])
