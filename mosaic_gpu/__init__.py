@@ -10,7 +10,7 @@ The names, by topic (each is documented where it is defined):
 - copies: copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive, async_load_tmem, wait_load_tmem
-- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
+- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
 - simulator: SimulatorParams, simulator_params
 - errors: mosaic_gpu.errors; last_report
 
@@ -34,6 +34,7 @@ _WHERE = {
     "memory": ("SwizzleTransform", "TilingTransform"),
     "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
     "ops.copies": ("commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.fragments": ("from_fragments", "to_fragments"),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
@@ -91,6 +92,8 @@ if TYPE_CHECKING:
     from .ops.copies import copy_gmem_to_smem as copy_gmem_to_smem
     from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
     from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
+    from .ops.fragments import from_fragments as from_fragments
+    from .ops.fragments import to_fragments as to_fragments
     from .ops.grid import dim_size as dim_size
     from .ops.grid import num_programs as num_programs
     from .ops.grid import program_id as program_id
