@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from mosaic_gpu.errors import CacheInvalid, DeviceMismatch, UnsupportedCall
+from mosaic_gpu.kernels import attention_gradient
 from mosaic_gpu.kernels.sm90 import attention as sm90
+from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
 from mosaic_gpu.runtime.device import default_arch
 from mosaic_gpu.tune.cache import lookup
@@ -23,6 +25,8 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
     config: AttentionConfig | None = None,
+    deterministic: bool = False,
+    backward_config: AttentionBackwardConfig | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v.
 
@@ -33,6 +37,13 @@ def attention(
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.
     config: None takes the tuned one for this device and shape, else the default of the device's generation.
+    deterministic: gradients are the same bits in every run; else dQ is summed up in any order, which is faster.
+    backward_config: of the kernels that make the gradients; None takes the default.
+
+    Differentiable once, in reverse mode: dQ, dK and dV come from kernels of their own; the cotangent of a returned LSE counts.
+    Output and LSE are what the backward pass keeps besides q, k and v; checkpoint policies know them as "attention_out"
+    and "attention_lse".  Forward mode and second derivatives raise UnsupportedCall (a forward mode over a jit around
+    attention: JAX's own TypeError).
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
@@ -48,7 +59,8 @@ def attention(
     arch = default_arch()
     if isinstance(config, sm90.AttentionConfig):
         _match(config, arch, "sm_90")
-        results = sm90.attention(q, k, v, config=config, causal=causal, scale=scale, return_lse=return_lse)
+        call = attention_gradient.Call(config, backward_config, causal, scale, return_lse, deterministic)
+        results = attention_gradient.attend(call, q, k, v)
     elif isinstance(config, Sm100Config):
         _match(config, arch, "sm_10")
         raise UnsupportedCall(

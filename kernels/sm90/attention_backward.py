@@ -21,8 +21,9 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
-from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, KEYS, ROWS, AttentionBackwardConfig
+from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, KEYS, ROWS, AttentionBackwardConfig, tiles_of
 from mosaic_gpu.kernels.sm90.attention_backward_config import default_backward_config as default_backward_config
+from mosaic_gpu.kernels.sm90.attention_backward_dq import query_gradients
 from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 
@@ -41,8 +42,9 @@ def attention_backward(
     config: AttentionBackwardConfig,
     causal: bool,
     scale: float,
+    deterministic: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dQ, dK, dV), for arrays that the dispatcher has checked.
+    """(dQ, dK, dV), for arrays that the dispatcher has checked.  deterministic: dQ by a kernel of its own.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); out, d_out: (b, s, h, dv), all of one 16-bit dtype; lse, d_lse:
     (b, h, s) float32, the natural log-sum-exp of the forward pass and its cotangent.
@@ -51,22 +53,26 @@ def attention_backward(
     t, h_kv, dv = v.shape[1:]
     config.check(d, dv)
     dtype = jnp.dtype(q.dtype)
-    nlse, delta, dq_sum = _preprocess(b, s, h, d, dv, dtype, config)(out, d_out, lse, d_lse)
+    nlse, delta, *dq_sum = _preprocess(b, s, h, d, dv, dtype, config, not deterministic)(out, d_out, lse, d_lse)
     table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), KEYS, causal)
     call = functools.partial(_main, b, h_kv, t, d, dv, len(table), dtype, config, causal, scale)
-    if config.split:
-        (d_v,) = call(True, False)(table, q, k, d_out, nlse)
-        d_k, dq_sum = call(False, True, dq_sum.shape)(table, q, k, v, d_out, nlse, delta, dq_sum)
+    sums = None if deterministic else dq_sum[0].shape
+    d_v = call(True, False)(table, q, k, d_out, nlse) if config.split else []
+    results = call(not config.split, True, sums)(table, q, k, v, d_out, nlse, delta, *dq_sum)
+    if deterministic:
+        d_q = query_gradients(b, s, h, d, dv, dtype, config, causal, scale)(q, k, v, d_out, nlse, delta)
     else:
-        d_v, d_k, dq_sum = call(True, True, dq_sum.shape)(table, q, k, v, d_out, nlse, delta, dq_sum)
-    return _postprocess(b, s, h, d, dtype, config, scale)(dq_sum), d_k, d_v
+        *results, total = results
+        d_q = _postprocess(b, s, h, d, dtype, config, scale)(total)
+    d_v, d_k = *d_v, *results
+    return d_q, d_k, d_v
 
 
-def _tiles(count: int, rows: int, columns: int, dtype: Any) -> Any:
-    """Tiles of (rows, columns) as the tensor cores read them, in chunks of columns."""
-    n = chunk(columns)
-    transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
-    return plgpu.SMEM((count, rows, columns), dtype, transforms=transforms)
+def pieces(columns: int) -> list[slice]:
+    """Columns of accumulators: one of more than 192 has more registers than the block is launched with."""
+    n = 1 if columns <= 192 else 2
+    size = -(-columns // n // 64) * 64 if n > 1 else columns
+    return [slice(i, min(i + size, columns)) for i in range(0, columns, size)]
 
 
 def _params() -> Any:
@@ -74,35 +80,44 @@ def _params() -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _preprocess(b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: AttentionBackwardConfig) -> Any:
+def _preprocess(b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: AttentionBackwardConfig, sums: bool) -> Any:
     """(out, d_out, lse, d_lse) -> (-LSE in base 2, row sums of dO O less the LSE's cotangent, zeros), by blocks of 64 queries.
 
-    The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
+    sums: whether there are zeros.  The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
     """
     parts, columns = c.parts(d), c.part_columns(d)
     padded = plgpu.cdiv(s, c.block_q) * c.block_q
 
-    def body(out: Any, d_out: Any, lse: Any, d_lse: Any, nlse: Any, delta: Any, dq_sum: Any) -> None:
+    def body(out: Any, d_out: Any, lse: Any, d_lse: Any, nlse: Any, delta: Any, *dq_sum: Any) -> None:
         batch, head, block = (lax.axis_index(n) for n in ("batch", "head", "block"))
         rows = plgpu.ds(block * ROWS, ROWS)
         by_row = plgpu.Layout.WGMMA.reduce(1)
-        o, do = (plgpu.load(x.at[batch, rows, head], layout=plgpu.Layout.WGMMA) for x in (out, d_out))
-        products = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=1)
+
+        def add_products(i: Any, sums: Any) -> Any:  # some columns at a time, for the registers
+            some = batch, rows, head, plgpu.ds(i * chunk(dv), chunk(dv))
+            o, do = (plgpu.load(x.at[some], layout=plgpu.Layout.WGMMA).astype(jnp.float32) for x in (out, d_out))
+            return sums + jnp.sum(o * do, axis=1)
+
+        products = lax.fori_loop(0, dv // chunk(dv), add_products, jnp.zeros((ROWS,), jnp.float32))
         own, d_own = (plgpu.load(x.at[batch, head, rows], layout=by_row) for x in (lse, d_lse))
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=by_row) + block * ROWS
         seen = (row < plgpu.dim_size(lse, 2)) & (own != -jnp.inf)
         nlse[batch, head, rows] = jnp.where(seen, own * -LOG2_E, -jnp.inf)
         delta[batch, head, rows] = jnp.where(seen, products - d_own, 0.0)
         place = (batch * plgpu.dim_size(nlse, 1) + head) * plgpu.div(plgpu.dim_size(nlse, 2), ROWS) + block
-        for i in range(parts):
+
+        def clear(i: Any, _: None) -> None:
             zeros = jnp.zeros((columns * ROWS // LANES, LANES), jnp.float32)
-            dq_sum[place * parts + i] = plgpu.layout_cast(zeros, plgpu.Layout.WG_STRIDED)
+            dq_sum[0][place * parts + i] = plgpu.layout_cast(zeros, plgpu.Layout.WG_STRIDED)
+
+        if sums:
+            lax.fori_loop(0, parts, clear, None)
 
     per_row = jax.ShapeDtypeStruct((b, h, padded), jnp.float32)
-    sums = jax.ShapeDtypeStruct((b * h * padded // ROWS * parts, columns * ROWS // LANES, LANES), jnp.float32)
+    zeros = jax.ShapeDtypeStruct((b * h * padded // ROWS * parts, columns * ROWS // LANES, LANES), jnp.float32)
     return plgpu.kernel(
         body,
-        [per_row, per_row, sums],
+        [per_row, per_row, *[zeros] * sums],
         grid=(h, b, padded // ROWS),
         grid_names=("head", "batch", "block"),
         compiler_params=_params(),
@@ -129,7 +144,7 @@ def _postprocess(b: int, s: int, h: int, d: int, dtype: Any, c: AttentionBackwar
     return plgpu.kernel(
         body,
         jax.ShapeDtypeStruct((b, s, h, d), dtype),
-        scratch_types=[_tiles(1, ROWS, d, dtype)],
+        scratch_types=[tiles_of(1, ROWS, d, dtype)],
         grid=(h, b, plgpu.cdiv(s, ROWS)),
         grid_names=("head", "batch", "block"),
         compiler_params=_params(),
@@ -215,19 +230,19 @@ def _main(
 
         lax.fori_loop(0, work.steps, step, None)
 
-    def compute(wg: Any, work: Any, results: Any, tiles: Any, ds_tile: Any, barriers: Any, ds_barriers: Any) -> None:
+    def compute(wg: Any, look_up: Any, results: Any, tiles: Any, ds_tile: Any, barriers: Any, ds_barriers: Any) -> None:
         """64 keys: their rows of dK and dV."""
+        work = look_up()
         plgpu.set_max_registers(c.compute_registers, action="increase")
         k_tile, v_tile, q_tile, do_tile, nlse_tile, delta_tile = tiles
         k_full, v_full, q_full, q_empty, do_full, do_empty = barriers
         first_key = work.tile * KEYS + wg * ROWS
         by_column = plgpu.Layout.WGMMA.reduce(0)
 
-        def mask(scores: Any, step: Any) -> Any:
+        def mask(scores: Any, first_query: Any) -> Any:
             """-inf where a key does not exist or, causal, lies behind the query."""
-            block, _ = work.place(step)
             key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1)) + first_key
-            least = jnp.where(key < work.keys, key - block * queries if causal else 0, queries)
+            least = jnp.where(key < work.keys, key - first_query if causal else 0, queries)
             query = plgpu.broadcasted_iota(jnp.int32, (ROWS, queries), 1, layout=plgpu.Layout.WGMMA)
             return jnp.where(query >= least[:, None], scores, -jnp.inf)
 
@@ -236,32 +251,38 @@ def _main(
             plgpu.barrier_wait(q_full.at[slot])
             plgpu.wgmma(s_acc, k_tile.at[wg], q_tile.at[slot].transpose((1, 0)))
 
-        def probabilities(scores: Any, step: Any, masked: bool) -> Any:
-            """P^T, as the forward pass had it."""
-            if masked:
-                scores = mask(scores, step)
+        def first_query(step: Any) -> Any:
+            return work.place(step)[0] * queries
+
+        def probabilities(scores: Any, step: Any, masked_from: Any = None) -> Any:
+            """P^T, as the forward pass had it.  masked_from: the first query of the block, where it needs a mask."""
+            if masked_from is not None:
+                scores = mask(scores, masked_from)
             nlse = plgpu.load(nlse_tile.at[plgpu.rem(step, stages)], layout=by_column)
             return jnp.exp2(scores * factor + nlse[None, :]).astype(dtype)
 
         def first_probabilities(s_acc: Any) -> Any:
             start_scores(s_acc, 0)
             plgpu.wgmma_wait(0)
-            return probabilities(s_acc[...], 0, True)
+            return probabilities(s_acc[...], 0, first_query(0))
+
+        def add(accs: Any, pieces: list[slice], a: Any, b: Any) -> None:
+            for acc, some in zip(accs, pieces, strict=True):
+                plgpu.wgmma(acc, a, b.at[:, some])
 
         def score_gradients(dv_acc: Any, step: Any, p: Any) -> Any:
             """dS^T of a block, on its way to the dQ warpgroup too; dV is up to date."""
             slot, ds_slot = plgpu.rem(step, stages), plgpu.rem(step, ds_stages)
             plgpu.barrier_wait(do_full.at[slot])
             if not with_dk:
-                plgpu.wgmma(dv_acc, p, do_tile.at[slot])
+                add(dv_acc, dv_pieces, p, do_tile.at[slot])
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(do_empty.at[slot])
                 return None
 
             def scope(dp_acc: Any) -> Any:
                 plgpu.wgmma(dp_acc, v_tile.at[wg], do_tile.at[slot].transpose((1, 0)))
-                if with_dv:
-                    plgpu.wgmma(dv_acc, p, do_tile.at[slot])
+                add(dv_acc, dv_pieces, p, do_tile.at[slot])
                 if with_dq:
 
                     @plgpu.when(step >= ds_stages)
@@ -281,12 +302,12 @@ def _main(
             return ds
 
         def add_keys(dk_acc: Any, step: Any, ds: Any) -> None:
-            if with_dk:
-                plgpu.wgmma(dk_acc, ds, q_tile.at[plgpu.rem(step, stages)])
+            add(dk_acc, dk_pieces, ds, q_tile.at[plgpu.rem(step, stages)])
 
         def sweep(dk_acc: Any, dv_acc: Any) -> None:
             def one(masked: bool, i: Any, p: Any) -> Any:
                 """All of block i - 1 but its scores, with the scores of block i."""
+                masked_from = first_query(i) if masked else None  # a division: while there are registers
                 ds = score_gradients(dv_acc, i - 1, p)
                 if stages == 1:  # the next Q takes the place of this one
                     add_keys(dk_acc, i - 1, ds)
@@ -297,8 +318,8 @@ def _main(
                     start_scores(s_acc, i)
                     if stages > 1:
                         add_keys(dk_acc, i - 1, ds)
-                    plgpu.wgmma_wait(1 if stages > 1 and with_dk else 0)
-                    new_p = probabilities(s_acc[...], i, masked)
+                    plgpu.wgmma_wait(len(dk_pieces) if stages > 1 else 0)
+                    new_p = probabilities(s_acc[...], i, masked_from)
                     if stages > 1:
                         plgpu.wgmma_wait(0)
                         plgpu.barrier_arrive(q_empty.at[plgpu.rem(i - 1, stages)])
@@ -318,32 +339,41 @@ def _main(
             add_keys(dk_acc, last, ds)
             plgpu.wgmma_wait(0)
 
-        def write(values: Any, result: Any, through_tile: bool) -> None:
-            """Through this warpgroup's own rows of V, which nobody else reads."""
-            rows = result.at[work.batch, plgpu.ds(first_key, ROWS), work.kv_head]
+        def write(values: list[tuple[slice, Any]], result: Any, through_tile: bool) -> None:
+            """A result in pieces of columns, through this warpgroup's own rows of V, which nobody else reads."""
+            own = look_up()  # again: no register holds it through the loop
+            rows = result.at[own.batch, plgpu.ds(own.tile * KEYS + wg * ROWS, ROWS), own.kv_head]
             if not through_tile:
-                rows[...] = values
+                for some, x in values:
+                    rows[:, some] = x
                 return
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            v_tile[wg] = values
+            for some, x in values:
+                v_tile[wg, :, some] = x
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(v_tile.at[wg], rows)
 
         def accumulate(*accs: Any) -> None:
-            """accs: of dK, then of dV, as far as they are made."""
-            dk_acc, dv_acc = accs[0] if with_dk else None, accs[-1] if with_dv else None
+            """accs: pieces of dK, then of dV, as far as they are made."""
+            dk_acc, dv_acc = accs[: len(dk_pieces)], accs[len(dk_pieces) :]
             for acc in accs:
                 acc[...] = jnp.zeros(acc.shape, jnp.float32)
             plgpu.when(work.steps > 0)(lambda: sweep(dk_acc, dv_acc))
             d_v, d_k = results
             if with_dv:
-                write(dv_acc[...].astype(dtype), d_v, with_dk)
+                write(
+                    [(some, acc[...].astype(dtype)) for some, acc in zip(dv_pieces, dv_acc, strict=True)], d_v, with_dk
+                )
             if with_dk:
-                write((dk_acc[...] * scale).astype(dtype), d_k, d == dv)
+                write(
+                    [(some, (acc[...] * scale).astype(dtype)) for some, acc in zip(dk_pieces, dk_acc, strict=True)],
+                    d_k,
+                    d == dv,
+                )
             plgpu.wait_smem_to_gmem(0)
 
-        types = [plgpu.ACC((ROWS, d))] * with_dk + [plgpu.ACC((ROWS, dv))] * with_dv
-        plgpu.run_scoped(accumulate, *types)
+        dk_pieces, dv_pieces = pieces(d) if with_dk else [], pieces(dv) if with_dv else []
+        plgpu.run_scoped(accumulate, *[plgpu.ACC((ROWS, some.stop - some.start)) for some in dk_pieces + dv_pieces])
 
     def make_dq(work: Any, dq_sum: Any, k_tile: Any, ds_tile: Any, dq_tile: Any, k_full: Any, ds_barriers: Any) -> None:
         """dQ = dS K, 64 queries and some columns at a time, added to what the blocks of other keys make of it."""
@@ -359,7 +389,10 @@ def _main(
 
             def part(j: Any, _: None) -> None:
                 def product(dq_acc: Any) -> Any:
-                    rows, some = plgpu.ds(plgpu.div(j, parts) * ROWS, ROWS), plgpu.ds(plgpu.rem(j, parts) * columns, columns)
+                    rows, some = (
+                        plgpu.ds(plgpu.div(j, parts) * ROWS, ROWS),
+                        plgpu.ds(plgpu.rem(j, parts) * columns, columns),
+                    )
                     for w in range(COMPUTES):
                         ds = ds_tile.at[ds_slot * COMPUTES + w, :, rows].transpose((1, 0))
                         plgpu.wgmma(dq_acc, ds, k_tile.at[w, :, some])
@@ -405,7 +438,7 @@ def _main(
 
         @plgpu.when(wg < COMPUTES)
         def _() -> None:
-            compute(wg, Work(table, q, k), (d_v, d_k), tiles, ds_tile, barriers, ds_barriers)
+            compute(wg, lambda: Work(table, q, k), (d_v, d_k), tiles, ds_tile, barriers, ds_barriers)
 
         if with_dq:
 
@@ -417,15 +450,15 @@ def _main(
     full = plgpu.Barrier(num_arrivals=2, num_barriers=stages)  # rows, and a number for each
     rows_full = full if with_dk else plgpu.Barrier(num_barriers=stages)
     empty = plgpu.Barrier(num_arrivals=COMPUTES, num_barriers=stages)
-    scratch = [_tiles(COMPUTES, ROWS, d, dtype)] + [_tiles(COMPUTES, ROWS, dv, dtype)] * with_dk
-    scratch += [_tiles(stages, queries, d, dtype), _tiles(stages, queries, dv, dtype), row] + [row] * with_dk
+    scratch = [tiles_of(COMPUTES, ROWS, d, dtype)] + [tiles_of(COMPUTES, ROWS, dv, dtype)] * with_dk
+    scratch += [tiles_of(stages, queries, d, dtype), tiles_of(stages, queries, dv, dtype), row] + [row] * with_dk
     scratch += [keys_full] * (1 + with_dk) + [full, empty, rows_full, empty]
     results = [jax.ShapeDtypeStruct((b, t, h_kv, dv), dtype)] * with_dv
     results += [jax.ShapeDtypeStruct((b, t, h_kv, d), dtype)] * with_dk
     aliases = None
     if sums is not None:
         scratch += [
-            _tiles(ds_stages * COMPUTES, ROWS, queries, dtype),
+            tiles_of(ds_stages * COMPUTES, ROWS, queries, dtype),
             plgpu.SMEM((c.dq_stages, columns * ROWS // LANES, LANES), jnp.float32),
             plgpu.Barrier(num_arrivals=COMPUTES, num_barriers=ds_stages),
             plgpu.Barrier(num_barriers=ds_stages),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.sm90.attention_config import SHARED_LIMIT, chunk
@@ -96,6 +97,13 @@ class AttentionBackwardConfig(Config):
             )
 
 
+def tiles_of(count: int, rows: int, columns: int, dtype: Any) -> Any:
+    """Tiles of (rows, columns) in shared memory as the tensor cores read them, in chunks of columns."""
+    n = chunk(columns)
+    transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
+    return plgpu.SMEM((count, rows, columns), dtype, transforms=transforms)
+
+
 def default_backward_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
     """What runs when nothing was tuned."""
     wide = head_dim + value_dim
@@ -105,6 +113,4 @@ def default_backward_config(head_dim: int, value_dim: int) -> AttentionBackwardC
         return AttentionBackwardConfig()
     if wide <= 320:
         return AttentionBackwardConfig(split=True, num_stages=2, dq_stages=1)
-    return AttentionBackwardConfig(
-        split=True, num_stages=1, ds_stages=1, dq_stages=1, dq_columns=32, compute_registers=216, dq_registers=56
-    )
+    return AttentionBackwardConfig(split=True, num_stages=1, ds_stages=1, dq_stages=1)

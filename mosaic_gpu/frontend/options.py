@@ -84,7 +84,9 @@ def _aliases(where: str, given: Any) -> tuple[tuple[int, int], ...]:
         return ()
     if not isinstance(given, Mapping):
         arguments.refuse(where, name, given, "a dict from inputs to outputs by number, {2: 0}, or None")
-    pairs = tuple(sorted((arguments.whole(where, name, i, 0), arguments.whole(where, name, o, 0)) for i, o in given.items()))
+    pairs = tuple(
+        sorted((arguments.whole(where, name, i, 0), arguments.whole(where, name, o, 0)) for i, o in given.items())
+    )
     if len({o for _, o in pairs}) < len(pairs):
         raise ValueError(f"kernel: {name}={dict(pairs)}: an output takes the place of one input only")
     return pairs

@@ -96,9 +96,7 @@ def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True, reductio
     where = "copy_smem_to_gmem"
     if reduction_op is not None and reduction_op not in REDUCTIONS:
         arguments.refuse(where, "reduction_op", reduction_op, '"add" or None')
-    bind(
-        store_p, src, dst, commit_group=arguments.flag(where, "commit_group", commit_group), reduction_op=reduction_op
-    )
+    bind(store_p, src, dst, commit_group=arguments.flag(where, "commit_group", commit_group), reduction_op=reduction_op)
 
 
 @store_p.abstract

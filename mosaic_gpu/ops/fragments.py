@@ -58,7 +58,9 @@ def _(x: Any, *, shape: tuple[int, ...]) -> Any:
     arguments.memory("from_fragments", "x", x, or_array=True)
     _check("from_fragments", shape, x.dtype)
     if x.shape != (shape[0] * shape[1] // 128, 128):
-        raise UnsupportedCall(f"from_fragments: {x.shape} holds no array of shape {shape}, which takes {shape[0] * shape[1] // 128} x 128")
+        raise UnsupportedCall(
+            f"from_fragments: {x.shape} holds no array of shape {shape}, which takes {shape[0] * shape[1] // 128} x 128"
+        )
     return ((shape, x.dtype),)
 
 

@@ -46,7 +46,8 @@ class PlanContext:
                 if i in dict(self.program.aliases):
                     output = self.program.inputs[-self.program.num_outputs :][dict(self.program.aliases)[i]]
                     raise UnsupportedCall(
-                        f"{ref} shares its memory with the output {output} (input_output_aliases): use that one's Ref", line
+                        f"{ref} shares its memory with the output {output} (input_output_aliases): use that one's Ref",
+                        line,
                     )
                 return i
         raise UnsupportedCall(f"{ref} is not an input or output of the kernel", line)

@@ -135,7 +135,9 @@ def test_emitted():
 # ---- refusals -----------------------------------------------------------------------------------------------------------
 def test_refusals():
     with pytest.raises(TypeError, match="reduction_op"):
-        adder(lambda x, s, o, t: plgpu.copy_smem_to_gmem(t, o, reduction_op="max"), dtype=np.int32)(X.astype(np.int32), START.astype(np.int32))
+        adder(lambda x, s, o, t: plgpu.copy_smem_to_gmem(t, o, reduction_op="max"), dtype=np.int32)(
+            X.astype(np.int32), START.astype(np.int32)
+        )
     with pytest.raises(UnsupportedCall, match="adds float32"):
         adder(add, dtype=jnp.bfloat16)(X.astype(jnp.bfloat16), START.astype(jnp.bfloat16))
 
@@ -144,7 +146,12 @@ def test_aliases_must_fit():
     with pytest.raises(TypeError, match="alike"):
         adder(add, dtype=np.int32)(X.astype(np.int32), START.astype(np.float32))
     with pytest.raises(TypeError, match="input 7"):
-        plgpu.kernel(add, jax.ShapeDtypeStruct((64, 128), F), input_output_aliases={7: 0}, scratch_types=[plgpu.SMEM((64, 128), F)])(X, START)
+        plgpu.kernel(
+            add,
+            jax.ShapeDtypeStruct((64, 128), F),
+            input_output_aliases={7: 0},
+            scratch_types=[plgpu.SMEM((64, 128), F)],
+        )(X, START)
     with pytest.raises(ValueError, match="one input only"):
         plgpu.kernel(add, jax.ShapeDtypeStruct((64, 128), F), input_output_aliases={0: 0, 1: 0})
     with pytest.raises(TypeError, match="a dict"):

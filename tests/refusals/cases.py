@@ -426,7 +426,12 @@ case(
     input_output_aliases={0: 0},
 )
 case("fragments of 60 rows", lambda a, b: b.__setitem__(0, plgpu.to_fragments(a[...])), x(60, 64), out=o(1, 30, 128))
-case("fragments of another shape", lambda a, b: b.__setitem__(..., plgpu.from_fragments(a[...], (64, 8))), x(64, 128), out=o(64, 8))
+case(
+    "fragments of another shape",
+    lambda a, b: b.__setitem__(..., plgpu.from_fragments(a[...], (64, 8))),
+    x(64, 128),
+    out=o(64, 8),
+)
 case(
     "fragments of one repeated value",
     lambda b: b.__setitem__(..., plgpu.to_fragments(jnp.zeros((64, 64), F))),
