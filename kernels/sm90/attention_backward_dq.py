@@ -37,6 +37,7 @@ def query_gradients(
     """The kernel (q, k, v, d_out, nlse, delta) -> dQ; nlse and delta as `preprocess` makes them."""
     stages, k_stages = c.num_stages, c.num_stages + 1  # K stays for dQ, a step longer than V
     keys = 64 if d <= 192 else 32  # of a block: as many as there are registers for
+    one_loop = d + dv > 480  # descriptors that several loops share would take more registers than there are
     factor = scale * LOG2_E
     query_tiles = plgpu.cdiv(s, QUERIES)
 
@@ -121,16 +122,30 @@ def query_gradients(
 
                 return plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)), plgpu.ACC((ROWS, keys)))
 
+            def alone(i: Any, _: None) -> None:
+                """A block from its scores to dQ."""
+                ds = step(True, i, None)
+                plgpu.wgmma(dq_acc, ds, k_tile.at[plgpu.rem(i, k_stages)])
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(k_empty.at[plgpu.rem(i, k_stages)])
+
+            def overlapped() -> None:
+                """dQ of a block under the dS of the next."""
+                ds = step(True, jnp.int32(0), None)
+                begin: Any = 1
+                if causal:  # the diagonal crosses more blocks than the first
+                    begin = jnp.maximum(needed - plgpu.div(tile * QUERIES + 1, keys), 1)
+                    ds = lax.fori_loop(1, begin, functools.partial(step, True), ds)
+                ds = lax.fori_loop(begin, needed, functools.partial(step, False), ds)
+                plgpu.wgmma(dq_acc, ds, k_tile.at[plgpu.rem(needed - 1, k_stages)])
+                plgpu.wgmma_wait(0)
+
             dq_acc[...] = jnp.zeros((ROWS, d), jnp.float32)
             plgpu.barrier_wait(q_full.at[wg])
-            ds = step(True, jnp.int32(0), None)
-            begin: Any = 1
-            if causal:  # the diagonal crosses more blocks than the first
-                begin = jnp.maximum(needed - plgpu.div(tile * QUERIES + 1, keys), 1)
-                ds = lax.fori_loop(1, begin, functools.partial(step, True), ds)
-            ds = lax.fori_loop(begin, needed, functools.partial(step, False), ds)
-            plgpu.wgmma(dq_acc, ds, k_tile.at[plgpu.rem(needed - 1, k_stages)])
-            plgpu.wgmma_wait(0)
+            if one_loop:
+                lax.fori_loop(0, needed, alone, None)
+            else:
+                overlapped()
             q_tile[wg] = (dq_acc[...] * scale).astype(dtype)  # in Q's place, which nobody else reads
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(q_tile.at[wg], dq.at[batch, rows, head])
