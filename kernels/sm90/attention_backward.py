@@ -1,12 +1,12 @@
 """Hopper attention backward: dQ, dK and dV of softmax(scale Q K^T) V.
 
-Three kernels.  `preprocess` makes what every score of a query needs, -LSE and the row sums of dO * O, and zeros where dQ is summed up.
-The main kernel has a block for every 128 keys of a KV head: it walks over the queries of all heads that share them, so that
-dK and dV stay in registers.  One thread issues the copies, two warpgroups compute 64 keys each, a fourth one makes dQ.  Scores are
-computed transposed, (keys, queries), as their accumulators are then the A operands of dV += P^T dO and dK += dS^T Q.  dS
-goes on through shared memory; dQ = dS K is added to global memory in float32 by TMA, in the order of the registers.
-`postprocess` scales and rounds it.  A step of a compute warpgroup: dP^T = V dO^T with dV in flight together; then the next
-scores S^T = K Q^T with dK, under which P^T of the next queries is computed.
+Three kernels.  `preprocess` makes what every score of a query needs, -LSE and the row sums of dO * O, and zeros where dQ is
+summed up.  The main kernel has a block for every 128 keys of a KV head: it walks over the queries of all heads that share
+them, so that dK and dV stay in registers.  One thread issues the copies, two warpgroups compute 64 keys each, a fourth one
+makes dQ.  Scores are computed transposed, (keys, queries), as their accumulators are then the A operands of dV += P^T dO and
+dK += dS^T Q.  dS goes on through shared memory; dQ = dS K is added to global memory in float32 by TMA, in the order of the
+registers.  `postprocess` scales and rounds it.  A step of a compute warpgroup: dP^T = V dO^T with dV in flight together; then
+the next scores S^T = K Q^T with dK, under which P^T of the next queries is computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import mosaic_gpu as plgpu
@@ -83,7 +82,8 @@ def _params() -> Any:
 def _preprocess(b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: AttentionBackwardConfig, sums: bool) -> Any:
     """(out, d_out, lse, d_lse) -> (-LSE in base 2, row sums of dO O less the LSE's cotangent, zeros), by blocks of 64 queries.
 
-    sums: whether there are zeros.  The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
+    The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
+    sums: whether there are zeros.
     """
     parts, columns = c.parts(d), c.part_columns(d)
     padded = plgpu.cdiv(s, c.block_q) * c.block_q

@@ -1,9 +1,9 @@
-"""Hopper attention backward, dQ by itself: every run gives the same bits, as each block owns its queries and adds up their keys in one order.
+"""Hopper attention backward, dQ by itself: the same bits in every run, as each block adds up its queries' keys in one order.
 
-Scores and dP are computed again, as the kernel of dK and dV does: seven products instead of five in all.  Two warpgroups compute 64
-queries each, a third one issues the copies.  A step: the next scores S = Q K^T and dP = dO V^T in flight with dQ += dS K of the
-block before, under which the next dS is computed.  Key blocks are visited from the last to the first, those that need a
-mask first.
+Scores and dP are computed again, as the kernel of dK and dV does: seven products instead of five in all.  Two warpgroups
+compute 64 queries each, a third one issues the copies.  A step: the next scores S = Q K^T and dP = dO V^T in flight with
+dQ += dS K of the block before, under which the next dS is computed.  Key blocks are visited from the last to the first, those
+that need a mask first.
 """
 
 from __future__ import annotations

@@ -85,10 +85,10 @@ def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True, reductio
     """Start a TMA store of `src` (SMEM view) to `dst` (GMEM view); what sticks out of the array is not written.
 
     Data written by this role's threads needs `commit_smem()` first.  commit_group: close the bulk group, so that
-    `wait_smem_to_gmem` counts it.  reduction_op: "add" adds `src` to `dst` (float32, int32 or uint32) instead of replacing it.
-    Each element's addition is atomic with other such copies' and in no particular order with them, so sums of floats may differ from run to
-    run; it needs an order with every other access.  `dst` must hold numbers before: an output named in
-    `kernel(input_output_aliases=...)` has those of its input.
+    `wait_smem_to_gmem` counts it.
+    reduction_op: "add" adds `src` to `dst` (float32, int32 or uint32) instead of replacing it.  Additions by such copies are
+    atomic and in no particular order, so sums of floats may differ from run to run; with every other access they need an
+    order.  `dst` must hold numbers before: an output of `kernel(input_output_aliases=...)` has those of its input.
     Raises UnsupportedCall for another dtype.
     """
     from ..frontend.primitives import bind
@@ -110,9 +110,9 @@ def _(src: Any, dst: Any, *, commit_group: bool, reduction_op: str | None) -> An
 def _(ctx: Any, e: Equation) -> TmaCopy:
     ctx.output_index(e.operands[1].ref, e.line)  # type: ignore[union-attr]
     src, dst = e.operands
-    if e.param("reduction_op") is not None and dst.dtype not in REDUCED_TYPES:  # type: ignore[union-attr]
+    if e.param("reduction_op") is not None and dst.dtype not in REDUCED_TYPES:
         raise UnsupportedCall(
-            f"copy_smem_to_gmem(reduction_op='add') of {dst.dtype}: it adds {', '.join(REDUCED_TYPES)}; "  # type: ignore[union-attr]
+            f"copy_smem_to_gmem(reduction_op='add') of {dst.dtype}: it adds {', '.join(REDUCED_TYPES)}; "
             "add in float32 and convert in a kernel behind this one",
             e.line,
         )

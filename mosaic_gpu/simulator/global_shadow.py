@@ -1,8 +1,8 @@
 """Shadow of an array in global memory: for each element, who wrote it last and who has read it since.
 
 Only arrays that the kernel writes have one, and what was read is kept only where the kernel reads such an array.  Blocks of
-different clusters are never ordered; they run one after the other here, all the same.  Copies that add are atomic with each other: they need no
-order among them, and one with everything else.
+different clusters are never ordered; they run one after the other here, all the same.  Copies that add are atomic with
+each other: they need no order among them, and one with everything else.
 """
 
 from __future__ import annotations
