@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mosaic_gpu.errors import UnsupportedCall
-from mosaic_gpu.kernels import dispatch, xla
+from mosaic_gpu.kernels import attention_gradient, dispatch, xla
 from mosaic_gpu.kernels.sm90 import attention as sm90
+from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
 from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.runtime.device import default_arch
 
 Sm100Config = sm100.AttentionConfig
 AttentionConfig = sm90.AttentionConfig | Sm100Config
-# Which generations have a kernel; sm100's is found once its module has one.
-GENERATIONS = {"sm90": True, "sm100": hasattr(sm100, "attention")}
+GENERATIONS = {"sm90": True, "sm100": True}
 
 
 def attention(
@@ -30,6 +29,8 @@ def attention(
     return_lse: bool = False,
     config: AttentionConfig | None = None,
     implementation: str | Sequence[str] | None = None,
+    deterministic: bool = False,
+    backward_config: AttentionBackwardConfig | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v.
 
@@ -43,6 +44,13 @@ def attention(
     (`mosaic_gpu.explain_config("attention", q, k, v, causal=...)` says which).
     implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
     of these: the first that takes it; None: ours, and XLA's on GPUs for which there is no kernel, said once in the log.
+    deterministic: gradients are the same bits in every run; else dQ is summed up in any order, which is faster.
+    backward_config: of the kernels that make the gradients; None takes the default.
+
+    Differentiable once, in reverse mode: dQ, dK and dV come from kernels of their own; the cotangent of a returned LSE counts.
+    Output and LSE are what the backward pass keeps besides q, k and v; checkpoint policies know them as "attention_out"
+    and "attention_lse".  Forward mode and second derivatives raise UnsupportedCall (a forward mode over a jit around
+    attention: JAX's own TypeError).
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
@@ -66,7 +74,17 @@ def attention(
             return empty()
         arrays = flat(q), flat(k), flat(v)
         c = choose_config(*arrays, causal) if config is None else config
-        return _kernel_of(c, arch)(*arrays, config=c, causal=causal, scale=scale, return_lse=return_lse)
+        if isinstance(c, sm90.AttentionConfig):
+            dispatch.match_generation(c, arch)
+            call = attention_gradient.Call(c, backward_config, causal, scale, return_lse, deterministic)
+            return attention_gradient.attend(call, *arrays)
+        if isinstance(c, Sm100Config):
+            dispatch.match_generation(c, arch)
+            results: tuple[jax.Array, ...] = sm100.attention(
+                *arrays, config=c, causal=causal, scale=scale, return_lse=return_lse
+            )
+            return results
+        raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(c).__name__}")
 
     def xlas() -> tuple[jax.Array, ...]:
         return (
@@ -77,22 +95,6 @@ def attention(
     results = dispatch.run("attention", implementation, config, GENERATIONS, arch, calls)
     out = results[0].reshape(*q.shape[:-1], v.shape[-1])
     return (out, results[1].reshape(*batch, h, s)) if return_lse else out
-
-
-def _kernel_of(config: Any, arch: str | None) -> Any:
-    """The kernel that takes this type of config."""
-    if isinstance(config, sm90.AttentionConfig):
-        dispatch.match_generation(config, arch)
-        return sm90.attention
-    if isinstance(config, Sm100Config):
-        dispatch.match_generation(config, arch)
-        if not GENERATIONS["sm100"]:
-            raise UnsupportedCall(
-                "attention has no Blackwell kernel yet; implementation='xla' runs XLA's, and on sm_100a there is "
-                "mosaic_gpu.kernels.sm100.matmul"
-            )
-        return sm100.attention  # type: ignore[attr-defined]
-    raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(config).__name__}")
 
 
 def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> AttentionConfig:

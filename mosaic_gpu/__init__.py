@@ -11,7 +11,7 @@ The names, by topic (each is documented where it is defined):
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
-- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
+- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
 - simulator: SimulatorParams, simulator_params
 - tuned configs: explain_config, override_config (mosaic_gpu.tune has the rest)
 - errors: mosaic_gpu.errors; last_report
@@ -37,6 +37,7 @@ _WHERE = {
     "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
     "ops.copies": ("CopyPartition", "commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
     "ops.exp2": ("exp2_fma",),
+    "ops.fragments": ("from_fragments", "to_fragments"),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
@@ -99,6 +100,8 @@ if TYPE_CHECKING:
     from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
     from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
     from .ops.exp2 import exp2_fma as exp2_fma
+    from .ops.fragments import from_fragments as from_fragments
+    from .ops.fragments import to_fragments as to_fragments
     from .ops.grid import dim_size as dim_size
     from .ops.grid import num_programs as num_programs
     from .ops.grid import program_id as program_id

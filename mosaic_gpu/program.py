@@ -204,6 +204,7 @@ class Program:
 
     inputs: GMEM refs, the call's inputs then its outputs; scratch: refs allocated for the whole launch.
     grid, cluster: sizes by axis, outermost first, as the user names them; num_threads: warpgroups in a block.
+    aliases: (input, output) pairs: the output starts with the input's values, in its place where XLA can arrange that.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Program:
     thread_name: str | None = None
     params: CompilerParams = CompilerParams()
     line: Line | None = None
+    aliases: tuple[tuple[int, int], ...] = ()
 
 
 def scalars_of(operand: Operand) -> Iterator[Value]:

@@ -71,3 +71,19 @@ def _groups(pairs: int, heads_per_kv: int, bytes_of_head: int, causal: bool) -> 
         return [1]
     fits = [g for g in range(1, pairs + 1) if pairs % g == 0 and -(-g // heads_per_kv) * bytes_of_head <= L2_SHARE]
     return fits or [1]
+
+
+@functools.lru_cache(maxsize=256)
+def key_tile_table(batch: int, kv_heads: int, keys: int, bytes_of_head: int, rows: int, causal: bool) -> np.ndarray:
+    """int32 [block, 3]: (batch, KV head, tile of keys) of each block of the backward kernel.
+
+    Heads whose bytes (`bytes_of_head`: of the queries of all heads that share one KV head) fit in the L2 cache run side by
+    side, causal ones longest first among them: the first keys are seen by most queries.  rows: keys of a tile.
+    """
+    tiles = -(-keys // rows)
+    pairs = [(b, h) for b in range(batch) for h in range(kv_heads)]
+    group = max(_groups(len(pairs), 1, bytes_of_head, causal))
+    some = [pairs[i : i + group] for i in range(0, len(pairs), group)]
+    table = np.array([(b, h, n) for p in some for n in range(tiles) for b, h in p], np.int32).reshape(-1, 3)
+    table.setflags(write=False)
+    return table

@@ -20,7 +20,7 @@ from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
 from . import shard_map, transforms
 from .memory import RefType
-from .options import check_number_of_refs, checked_options, inputs_of
+from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
 
@@ -66,6 +66,7 @@ def kernel(
     scratch_shapes: Any = UNSET,
     kernel_name: str | None = None,
     debug: bool = False,
+    input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """Make a GPU kernel out of `body(*input_refs, *output_refs, *scratch_refs)`.
 
@@ -78,6 +79,8 @@ def kernel(
     num_threads, thread_name: warpgroups of 128 threads in a block, and the axis that tells them apart.
     interpret: True runs the simulator whatever the device, `SimulatorParams(...)` too, and says how; None: only where there
     is no GPU.
+    input_output_aliases: {input: output} by number: the output starts with the input's values, and takes its place in memory
+    where XLA can arrange that (where it cannot it copies).  The body uses the output's Ref.
     debug: print the traced program (`mosaic-gpu compile --stages` shows every pass).
     out_shape, scratch_shapes, kernel_name: older spellings of out_type, scratch_types and name.
 
@@ -103,6 +106,7 @@ def kernel(
             UNSET if name is None else name, UNSET if kernel_name is None else kernel_name, "name", "kernel_name", None
         ),
         debug=debug,
+        input_output_aliases=input_output_aliases,
     )
     if body is UNSET:
         return lambda b: _Kernel(b, **options)
@@ -167,6 +171,7 @@ class _Kernel:
             self.name, self.body, len(jax.tree.unflatten(tree, avals)), len(out_types), o["scratch_types"]
         )
         outs = tuple(jax.core.ShapedArray(t.shape, t.dtype) for t in out_types)
+        check_aliases(self.name, o["aliases"], avals, outs)
         scratch, scratch_tree = jax.tree.flatten(o["scratch_types"], is_leaf=lambda x: isinstance(x, RefType))
         refs = [AbstractRef(jax.core.ShapedArray(a.shape, a.dtype), memory_space=GMEM_SPACE) for a in (*avals, *outs)]
         line = function_line(self.body)
@@ -235,6 +240,7 @@ class _Kernel:
             thread_name=o["thread_name"],
             params=o["compiler_params"],
             line=line,
+            aliases=o["aliases"],
         )
         if o["debug"]:
             print(format_program(program))

@@ -33,6 +33,7 @@ def checked_options(
     interpret: Any,
     name: Any,
     debug: Any,
+    input_output_aliases: Any = None,
 ) -> dict[str, Any]:
     """The options of `kernel`, each of its kind; a TypeError or ValueError names the one that is not."""
     where = "kernel"
@@ -70,9 +71,41 @@ def checked_options(
         interpret=interpret,
         name=name,
         debug=arguments.flag(where, "debug", debug),
+        aliases=_aliases(where, input_output_aliases),
     )
     _check_axes(options)
     return options
+
+
+def _aliases(where: str, given: Any) -> tuple[tuple[int, int], ...]:
+    """(input, output) pairs."""
+    name = "input_output_aliases"
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        arguments.refuse(where, name, given, "a dict from inputs to outputs by number, {2: 0}, or None")
+    pairs = tuple(
+        sorted((arguments.whole(where, name, i, 0), arguments.whole(where, name, o, 0)) for i, o in given.items())
+    )
+    if len({o for _, o in pairs}) < len(pairs):
+        raise ValueError(f"kernel: {name}={dict(pairs)}: an output takes the place of one input only")
+    return pairs
+
+
+def check_aliases(name: str, pairs: Sequence[tuple[int, int]], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """TypeError where an input and the output in its place are not of one shape and dtype."""
+    for i, o in pairs:
+        if i >= len(inputs) or o >= len(outputs):
+            raise TypeError(
+                f"kernel {name}: input_output_aliases has input {i} -> output {o}; it has {_count(len(inputs), 'input')} and "
+                f"{_count(len(outputs), 'output')}"
+            )
+        a, b = inputs[i], outputs[o]
+        if (tuple(a.shape), a.dtype) != (tuple(b.shape), b.dtype):
+            raise TypeError(
+                f"kernel {name}: input_output_aliases puts output {o}, {b.dtype}{list(b.shape)}, in the place of input {i}, "
+                f"{a.dtype}{list(a.shape)}: they must be alike"
+            )
 
 
 def _check_axes(o: Mapping[str, Any]) -> None:

@@ -70,7 +70,12 @@ def register(call_p: Any) -> None:
     def batch(args: Sequence[Any], dims: Sequence[int | None], *, traced: Any) -> tuple[list[Any], list[int]]:
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
         inputs = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
-        results = call_p.bind(*inputs, traced=_batched(traced, size, tuple(d is not None for d in dims)))
+        replaced = {i for i, _ in traced.program.aliases}  # an output has the new dimension, and so what it starts with
+        for i in replaced:
+            if dims[i] is None:
+                inputs[i] = jax.numpy.broadcast_to(inputs[i], (size, *inputs[i].shape))
+        mapped = tuple(d is not None or i in replaced for i, d in enumerate(dims))
+        results = call_p.bind(*inputs, traced=_batched(traced, size, mapped))
         return results, [0] * len(results)
 
     def differentiate(primals: Any, tangents: Any, *, traced: Any) -> NoReturn:

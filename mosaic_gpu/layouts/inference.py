@@ -79,6 +79,11 @@ class Solver:
             raise LayoutConflict(str(error), e.line) from None
         self._set(value, concrete, e)
 
+    def fix(self, e: Equation, value: Value, layout: RegisterLayout) -> None:
+        """As `pin`, for a layout that has no name."""
+        if value.id not in self.splats:
+            self._set(value, layout, e)
+
     def prefer(self, e: Equation, value: Value, layout: LayoutName) -> None:
         """As `pin`, unless the value turns out to be a splat (which fits as it is)."""
         self.preferences.append((e, value, layout))

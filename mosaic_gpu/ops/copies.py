@@ -139,19 +139,30 @@ def _(sim: Any, step: Any) -> None:
     sim.tma_load(*step.data)
 
 
-def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True) -> None:
+REDUCTIONS = ("add",)
+REDUCED_TYPES = ("float32", "int32", "uint32")
+
+
+def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True, reduction_op: str | None = None) -> None:
     """Start a TMA store of `src` (SMEM view) to `dst` (GMEM view); what sticks out of the array is not written.
 
     Data written by this role's threads needs `commit_smem()` first.  commit_group: close the bulk group, so that
     `wait_smem_to_gmem` counts it.
+    reduction_op: "add" adds `src` to `dst` (float32, int32 or uint32) instead of replacing it.  Additions by such copies are
+    atomic and in no particular order, so sums of floats may differ from run to run; with every other access they need an
+    order.  `dst` must hold numbers before: an output of `kernel(input_output_aliases=...)` has those of its input.
+    Raises UnsupportedCall for another dtype.
     """
     from ..frontend.primitives import bind
 
-    bind(store_p, src, dst, commit_group=arguments.flag("copy_smem_to_gmem", "commit_group", commit_group))
+    where = "copy_smem_to_gmem"
+    if reduction_op is not None and reduction_op not in REDUCTIONS:
+        arguments.refuse(where, "reduction_op", reduction_op, '"add" or None')
+    bind(store_p, src, dst, commit_group=arguments.flag(where, "commit_group", commit_group), reduction_op=reduction_op)
 
 
 @store_p.abstract
-def _(src: Any, dst: Any, *, commit_group: bool) -> Any:
+def _(src: Any, dst: Any, *, commit_group: bool, reduction_op: str | None) -> Any:
     arguments.memory("copy_smem_to_gmem", "src", src, "smem")
     arguments.memory("copy_smem_to_gmem", "dst", dst, "gmem")
     return ()
@@ -160,20 +171,27 @@ def _(src: Any, dst: Any, *, commit_group: bool) -> Any:
 @store_p.plan()
 def _(ctx: Any, e: Equation) -> TmaCopy:
     ctx.output_index(e.operands[1].ref, e.line)  # type: ignore[union-attr]
-    return plan_copy(ctx, e.operands[1], e.operands[0], e.line)  # type: ignore[arg-type]
+    src, dst = e.operands
+    if e.param("reduction_op") is not None and dst.dtype not in REDUCED_TYPES:
+        raise UnsupportedCall(
+            f"copy_smem_to_gmem(reduction_op='add') of {dst.dtype}: it adds {', '.join(REDUCED_TYPES)}; "
+            "add in float32 and convert in a kernel behind this one",
+            e.line,
+        )
+    return plan_copy(ctx, dst, src, e.line)  # type: ignore[arg-type]
 
 
 @store_p.emit(BOTH, SCOPES)
 def _(out: Any, step: Any) -> None:
     with out.elected():
-        out.tma_store(step.data)
+        out.tma_store(step.data, step.equation.param("reduction_op"))
         if step.equation.param("commit_group"):
             out.line("tma_store_commit();")
 
 
 @store_p.simulate
 def _(sim: Any, step: Any) -> None:
-    sim.tma_store(step.data, step.equation.param("commit_group"))
+    sim.tma_store(step.data, step.equation.param("commit_group"), step.equation.param("reduction_op") is not None)
 
 
 def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:

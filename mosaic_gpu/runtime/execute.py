@@ -103,7 +103,8 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
     try:
         plan = plan_to_simulate(traced.program)
         if writes_nothing(traced):
-            return [np.zeros(a.shape, a.dtype) for a in traced.out_avals]
+            start = {o: arrays[i] for i, o in traced.program.aliases}
+            return [np.array(start.get(i, np.zeros(a.shape, a.dtype))) for i, a in enumerate(traced.out_avals)]
         return run_simulator(plan, [np.asarray(a) for a in arrays], traced.simulator_params)
     except MosaicGpuError as error:
         _last[:] = [error]
@@ -127,8 +128,9 @@ def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     capability = device.compute_capability(devices[0]) if devices else None
     plan = plan_of(traced.program, target_arch(traced.program, capability))
     if writes_nothing(traced):
-        return [jax.numpy.zeros(t.shape, t.dtype) for t in types]
-    return jax_ffi.launch_call(launch_spec(plan), args, types)
+        start = {o: args[i] for i, o in traced.program.aliases}
+        return [start[i] if i in start else jax.numpy.zeros(t.shape, t.dtype) for i, t in enumerate(types)]
+    return jax_ffi.launch_call(launch_spec(plan), args, types, dict(traced.program.aliases))
 
 
 def launch_spec(plan: Plan) -> LaunchSpec:

@@ -1,7 +1,8 @@
 """Shadow of an array in global memory: for each element, who wrote it last and who has read it since.
 
 Only arrays that the kernel writes have one, and what was read is kept only where the kernel reads such an array.  Blocks of
-different clusters are never ordered; they run one after the other here, all the same.
+different clusters are never ordered; they run one after the other here, all the same.  Copies that add are atomic with
+each other: they need no order among them, and one with everything else.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .clocks import Rows
 from .shadow import ASYNC, GENERIC, Access, unordered
 
 Part = npt.NDArray[np.int32]
+ADDITION = "copy_smem_to_gmem(reduction_op='add')"  # how an access by a copy that adds is called
 Report = Callable[[Access, Access, str], Exception]
 
 
@@ -29,11 +31,13 @@ def _distinct(part: Part) -> list[int]:
 
 class GlobalShadow:
     """writers: number of the last access that wrote each element, 0 for none; readers: number of the set of those that have
-    read it since; records: (cluster, access) by number."""
+    read it, or added to it, since; records: (cluster, access) by number.
 
-    def __init__(self, shape: tuple[int, ...], reads: bool) -> None:
+    several: the kernel reads the array, or adds to it."""
+
+    def __init__(self, shape: tuple[int, ...], several: bool) -> None:
         self.writers = np.zeros(shape, np.int32)
-        self.readers = np.zeros(shape, np.int32) if reads else None
+        self.readers = np.zeros(shape, np.int32) if several else None
         self.records: list[tuple[int, Access] | None] = [None]
         self.sets: list[frozenset[int]] = [frozenset()]
         self.numbers: dict[frozenset[int], int] = {frozenset(): 0}
@@ -44,10 +48,24 @@ class GlobalShadow:
         """`access` reads the elements that these parts of `writers` and `readers` stand for."""
         for n in _distinct(writers):
             self._check(n, access, cluster, known, report)
-        if readers is None:
-            return
+        if readers is not None:
+            self._join(readers, access, cluster, known, report)
+
+    def add(
+        self, writers: Part, readers: Part | None, access: Access, cluster: int, known: Rows, report: Report
+    ) -> None:
+        """`access` adds to them, atomically."""
+        assert readers is not None
+        self.read(writers, readers, access, cluster, known, report)
+
+    def _join(self, readers: Part, access: Access, cluster: int, known: Rows, report: Report) -> None:
+        """One more in the sets of those that came since the last write, of which it must follow those of the other kind."""
         number = self._record(access, cluster)
         for n in _distinct(readers):
+            for other in self.sets[n]:
+                record = self.records[other]
+                if record is not None and record[1].write != access.write:
+                    self._check(other, access, cluster, known, report)
             both = self.sets[n] | {number}
             if both not in self.numbers:
                 self.numbers[both] = len(self.sets)

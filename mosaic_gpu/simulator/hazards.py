@@ -17,7 +17,7 @@ from ..plan.model import Role, Step
 from ..program import Operand, View
 from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
-from .global_shadow import GlobalShadow, Part
+from .global_shadow import ADDITION, GlobalShadow, Part
 from .memory import Array, GlobalArray, Note
 from .shadow import ASYNC, GENERIC, TENSOR, Access, ShadowMemory
 from .tables import Tables
@@ -132,7 +132,7 @@ class Hazards:
     def _global(
         self, shadow: GlobalShadow, writers: Part, readers: Part | None, own: Access, known: Rows, array: GlobalArray
     ) -> None:
-        check = shadow.write if own.write else shadow.read
+        check = shadow.add if own.op == ADDITION else shadow.write if own.write else shadow.read
         check(writers, readers, own, self.block.cluster, known, lambda a, b, why: race(a, b, why, f"gmem {array.name}"))
 
     # ---- TMA --------------------------------------------------------------------------------------------------------------
@@ -153,10 +153,10 @@ class Hazards:
             read = Access(barrier.agent, phase, ASYNC, False, op, self.who, line, None, clears, self.place)
             self._box_global(box, array, read, known)
 
-    def tma_store(self, box: TmaBox, array: GlobalArray, group: int, line: Line | None) -> None:
+    def tma_store(self, box: TmaBox, array: GlobalArray, group: int, line: Line | None, add: bool) -> None:
         """A copy out of shared memory, in the issuer's bulk group number `group`."""
         known = self.clock.elected()
-        op = "copy_smem_to_gmem"
+        op = ADDITION if add else "copy_smem_to_gmem"
         agent = self._issuer(BULK_READ)
         clears = "wait_smem_to_gmem(n, wait_read_only=True)"
         read = Access(agent, group, ASYNC, False, op, self.who, line, None, clears, self.place)

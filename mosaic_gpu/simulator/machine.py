@@ -61,7 +61,11 @@ def global_memory(plan: Plan, arrays: Sequence[Array], params: SimulatorParams) 
     if len(arrays) != count:
         raise ValueError(f"{program.name} takes {count} arrays, not {len(arrays)}")
     memory: list[GlobalArray] = []
+    replaced = {count + output: i for i, output in program.aliases}
     for i, value in enumerate(program.inputs):
+        if i in replaced:
+            memory.append(GlobalArray.of_input(f"output {i - count}", np.asarray(arrays[replaced[i]])))
+            continue
         if i >= count:
             poison = params.uninitialized == "nan"
             memory.append(GlobalArray.of_output(f"output {i - count}", value.shape, value.dtype, poison))
@@ -78,7 +82,7 @@ def global_memory(plan: Plan, arrays: Sequence[Array], params: SimulatorParams) 
 
 class Machine:
     """What all clusters of a launch share.  clusters: their places in the grid, in row-major order; written: the arrays that
-    the kernel writes (without checks: not known, none)."""
+    the kernel writes (without checks: not known, none); added: those of them to which copies add."""
 
     def __init__(self, plan: Plan, arrays: list[GlobalArray], params: SimulatorParams) -> None:
         self.plan, self.arrays, self.params = plan, arrays, params
@@ -90,16 +94,17 @@ class Machine:
         self.tables: Tables | None = None
         self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
         self.written: list[int] = []
+        self.added: set[int] = set()
         if params.checks:
             size = SharedMemory.size_of(plan.shared_bytes)
             self.tables = Tables(plan, size, params.shadow == "bytes")
-            written, self._read = self.tables.written_and_read()
-            self.written = sorted(written)
+            written, read, self.added = self.tables.written_and_read()
+            self.written, self._several = sorted(written), read | self.added
             self._watch()
 
     def _watch(self) -> None:
         for i in self.written:
-            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, i in self._read)
+            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, i in self._several)
 
     def run(self, clusters: range) -> None:
         """Run some of the clusters, one after the other."""

@@ -63,8 +63,9 @@ def run_grid(machine: Machine, inputs: list[Array]) -> None:
     count = len(machine.clusters)
     asked = machine.params.processes
     here = 0
-    # Without checks nobody knows who wrote what.
-    if machine.params.checks and count > 1 and asked != 1 and sys.executable:
+    # Without checks nobody knows who wrote what; sums and outputs that start with an input's values are made in one place.
+    alone = not machine.params.checks or machine.added or machine.plan.program.aliases
+    if not alone and count > 1 and asked != 1 and sys.executable:
         processes = min(asked or _cores(), count)
         if asked is None:
             here, left = _probe(machine, processes)

@@ -106,16 +106,19 @@ class Tables:
                 return f"tmem {b.value.name or f'%{b.value.id}'}, column {column - b.column}"
         return f"column {column} of tensor memory"
 
-    def written_and_read(self) -> tuple[set[int], set[int]]:
-        """Which inputs and outputs the kernel writes, and which it reads."""
+    def written_and_read(self) -> tuple[set[int], set[int], set[int]]:
+        """Which inputs and outputs the kernel writes, which it reads, and to which of those it writes it adds."""
         written: set[int] = set()
         read: set[int] = set()
+        added: set[int] = set()
 
         def visit(steps: tuple[Step, ...]) -> None:
             for s in steps:
                 e = s.equation
                 if e.op == "copy_smem_to_gmem":
                     written.add(self.plan.maps[s.data.map].input)
+                    if e.param("reduction_op") is not None:
+                        added.add(self.plan.maps[s.data.map].input)
                 elif e.op == "copy_gmem_to_smem":
                     read.add(self.plan.maps[s.data[0].map].input)
                 elif e.op in ("get", "load", "swap") and s.data.kind == "gmem":
@@ -132,4 +135,4 @@ class Tables:
 
         for role in self.plan.roles:
             visit(role.body.steps)
-        return written, read
+        return written, read, added

@@ -291,14 +291,14 @@ class Thread(ProductThread):
         for box in boxes:
             self.block.tma.submit(tma.Load(m, box.coordinates, box.address, destinations, self.line, started))
 
-    def tma_store(self, copy: TmaCopy, commit_group: bool) -> None:
+    def tma_store(self, copy: TmaCopy, commit_group: bool, add: bool) -> None:
         state, m = self.warps[0], self.plan.maps[copy.map]
         boxes = [tma.TmaBox(m, *self._issue(copy, issue)) for issue in copy.issues]
         self._count_outside("copy_smem_to_gmem", boxes)
         for box in boxes:
             if self.hazards is not None:
-                self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line)
-            store = tma.Store(m, box.coordinates, box.address, self.line)
+                self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line, add)
+            store = tma.Store(m, box.coordinates, box.address, self.line, add)
             state.open.append(store)
             self.block.tma.submit(store)
         if commit_group:

@@ -51,12 +51,13 @@ class Load:
 
 @dataclasses.dataclass
 class Store:
-    """A box on its way to global memory."""
+    """A box on its way to global memory.  add: it is added to what is there."""
 
     map: TensorMapPlan
     coordinates: tuple[int, ...]
     address: int
     line: Line | None
+    add: bool = False
     read: bool = False
     done: bool = False
 
@@ -136,7 +137,11 @@ class TmaEngine:
         found = box_part(array, copy.map, copy.coordinates)
         if found is not None:
             inside, part, mask = found
-            part[...] = data[inside]
+            if copy.add:
+                array.check_written(mask)
+                part += data[inside]
+            else:
+                part[...] = data[inside]
             array.changes += 1
             if mask is not None:
                 mask[...] = True

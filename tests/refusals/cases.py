@@ -400,6 +400,31 @@ case(
     x(64, 4096),
     out=o(64, 4096),
 )
+case(
+    "an addition in bfloat16",
+    lambda b, s: plgpu.copy_smem_to_gmem(s, b, reduction_op="add"),
+    out=o(64, 128, dtype=BF),
+    scratch=[smem(64, 128, dtype=BF)],
+)
+case(
+    "an input that an output replaces",
+    lambda a, b: b.__setitem__(..., a[...]),
+    x(64, 128),
+    out=o(64, 128),
+    input_output_aliases={0: 0},
+)
+case("fragments of 60 rows", lambda a, b: b.__setitem__(0, plgpu.to_fragments(a[...])), x(60, 64), out=o(1, 30, 128))
+case(
+    "fragments of another shape",
+    lambda a, b: b.__setitem__(..., plgpu.from_fragments(a[...], (64, 8))),
+    x(64, 128),
+    out=o(64, 8),
+)
+case(
+    "fragments of one repeated value",
+    lambda b: b.__setitem__(..., plgpu.to_fragments(jnp.zeros((64, 64), F))),
+    out=o(32, 128),
+)
 case("products that pile up", scoped(never_waits, plgpu.ACC((64, 64))), scratch=AB)
 case(
     "a tile that a product still reads",

@@ -486,4 +486,33 @@ _("a slot has no ones", "B2", delete("swap v_tile#1"), UNREAD, PRODUCT)
 _("nobody tells of the ones", "J", delete("barrier_arrive ones"), DEADLOCK, "barrier_wait ones", *STUCK[:-1])
 _("both warpgroups must tell of the ones", "C8", barrier("ones", num_arrivals=2), DEADLOCK, "barrier_wait ones", *STUCK[:-1])
 
+_ = _of("attention_backward")
+Q, DO, K, V = (f"copy_gmem_to_smem {x}_tile*" for x in ("q", "do", "k", "v"))
+NUMBERS = ("copy_gmem_to_smem nlse_tile*", "copy_gmem_to_smem delta_tile*", "load*")
+READ_Q, READ_DO, READ_K, READ_V = (f"wgmma {x}_tile*" for x in ("q", "do", "k", "v"))
+DS, READ_DS, DQ, ADD = "swap ds_tile*", "wgmma ds_tile*", "swap dq_tile*", "copy_smem_to_gmem dq_tile*"
+RESULT, LEAVES = "swap v_tile*", "copy_smem_to_gmem v_tile*"
+STUCK = tuple(f"barrier_wait {x}_{y}*" for x, y in (("q", "full"), ("q", "empty"), ("do", "full"), ("do", "empty"),
+                                                    ("k", "full"), ("v", "full"), ("ds", "full"), ("ds", "empty")))
+_("dQ is stored instead of added", "D9", param(ADD, reduction_op=None), RACE, ADD)
+_("no commit_smem for dS", "B4", delete("commit_smem#0"), RACE, DS, READ_DS)
+_("dS is not waited for", "C15", delete("barrier_wait ds_full*"), UNREAD, DS, READ_DS)
+_("dS is overwritten unasked", "C6", delete("when(barrier_wait ds_empty#1)"), OVERRUN, DS, READ_DS)
+_("dS is never released", "J", delete("when(barrier_arrive ds_empty)"), DEADLOCK, *STUCK)
+_("dS of one warpgroup is enough", "C8", barrier("ds_full", num_arrivals=1), (*OVERRUN, *UNREAD), DS, READ_DS,
+  "barrier_arrive ds_full*", "barrier_wait ds_full*")
+_("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, READ_Q, Q, *NUMBERS)
+_("dO is not waited for", "C15", delete("barrier_wait do_full*"), UNREAD, READ_DO, DO, *NUMBERS)
+_("K is not waited for", "C15", delete("barrier_wait k_full*"), UNREAD, READ_K, K)
+_("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, READ_V, V)
+_("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, READ_Q, Q, *NUMBERS)
+_("Q is released before dK has it", "E4", advance("barrier_arrive q_empty", "wgmma_wait"), RACE, READ_Q, Q)
+_("Q is never released", "J", delete("barrier_arrive q_empty*"), DEADLOCK, *STUCK)
+_("no waits for products", "E4", delete("wgmma_wait*"), ("Race", "InFlightError"), Q, DO, K, V, READ_Q, READ_DO, READ_K, READ_V)
+_("no commit_smem for dQ", "B4", delete("commit_smem#-1"), RACE, DQ, ADD)
+_("no wait for the last additions", "D8", delete("wait_smem_to_gmem#-1"), LEAK, ADD)
+_fine("attention_backward", "dO is refilled unasked", "E4: Q, which is refilled before dO, is released after it",
+  delete("when(barrier_wait do_empty)"))
+_fine("attention_backward", "no products side by side", "E4: stricter", param("wgmma_wait*", n=0))
+
 # fmt: on

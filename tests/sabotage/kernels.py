@@ -12,7 +12,9 @@ import jax
 import numpy as np
 
 from mosaic_gpu.kernels.sm90 import attention as attention90
+from mosaic_gpu.kernels.sm90 import attention_backward as backward90
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 
@@ -165,6 +167,58 @@ def attention_registers() -> Any:
 def attention_ones() -> Any:
     """The products sum the rows of P by columns of ones that a warpgroup wrote for all; no turns, which would order that, too."""
     return _attention(384, 192, causal=False, output_tile=True, sum_by_product=True, take_turns=False)
+
+
+BACKWARD_NAMES = {
+    f"rest[{i}]": name
+    for i, name in enumerate(
+        (
+            *("v", "d_out", "nlse", "delta", "start", "d_v", "d_k", "dq_sum"),
+            *("k_tile", "v_tile", "q_tile", "do_tile", "nlse_tile", "delta_tile"),
+            *(
+                "k_full",
+                "v_full",
+                "q_full",
+                "q_empty",
+                "do_full",
+                "do_empty",
+                "ds_tile",
+                "dq_tile",
+                "ds_full",
+                "ds_empty",
+            ),
+        )
+    )
+}
+
+
+@maker
+def attention_backward() -> Any:
+    """The main kernel: two blocks of keys, the second one with a tail, add to dQ; six blocks of queries of two heads."""
+    rng = np.random.default_rng(4)
+    s, t, h, d = 192, 192, 2, 64
+    q, do = (rng.standard_normal((1, s, h, d)).astype(BF16) for _ in range(2))
+    k, v = (rng.standard_normal((1, t, 1, d)).astype(BF16) for _ in range(2))
+    config = backward90.AttentionBackwardConfig(block_q=64)
+    lse, delta, dq = np.zeros((1, h, s)), np.zeros((1, h, s)), np.zeros((h, s, d))
+    dk, dv = np.zeros((t, d)), np.zeros((t, d))
+    for j in range(h):
+        scores = f32(q[0, :, j]) @ f32(k[0, :, 0]).T * d**-0.5
+        lse[0, j] = np.log(np.exp(scores).sum(1))
+        p, dp = np.exp(scores - lse[0, j][:, None]), f32(do[0, :, j]) @ f32(v[0, :, 0]).T
+        delta[0, j] = (p * dp).sum(1)
+        ds = p * (dp - delta[0, j][:, None])
+        dq[j], dk, dv = ds @ f32(k[0, :, 0]), dk + ds.T @ f32(q[0, :, j]) * d**-0.5, dv + p.T @ f32(do[0, :, j])
+    # In the order of the registers: columns in pairs, rows 8 apart, columns 8 apart; a thread has four at a time.
+    tiles = dq.reshape(h * s // 64, 4, 2, 8, 8, 4, 2)  # warp, row's half, row | column's eighth, pair, column
+    total = tiles.transpose(0, 4, 1, 3, 5, 2, 6).reshape(h * s // 64, 32, 128)
+    table = key_tile_table(1, 1, t, 1, 128, False)
+    arrays = table, q, k, v, do, -lse / np.log(2), delta, np.zeros(total.shape)
+    arrays = tuple(x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays)
+    kernel = backward90._main(
+        1, 1, t, d, d, len(table), np.dtype(BF16), config, False, d**-0.5, True, True, total.shape
+    )
+    return kernel, "sm_90a", arrays, (dv[None, :, None], dk[None, :, None], total), BACKWARD_NAMES
 
 
 NAMES = tuple(MAKERS)

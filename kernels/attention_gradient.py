@@ -1,0 +1,84 @@
+"""The derivative of attention: what the forward kernel leaves for the backward kernels, and what JAX must know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.frontend.shard_map import alike
+from mosaic_gpu.kernels.sm90 import attention as forward
+from mosaic_gpu.kernels.sm90 import attention_backward as backward
+from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
+
+Arrays = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What a call of attention fixes besides its arrays."""
+
+    config: forward.AttentionConfig
+    backward_config: AttentionBackwardConfig | None
+    causal: bool
+    scale: float
+    return_lse: bool
+    deterministic: bool
+
+
+def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
+    """(out,) or (out, lse), differentiable in q, k and v: arrays of four dimensions that the dispatcher has checked."""
+    try:
+        # Made to vary alike before the derivative is taken: what that needs to sum over a mesh, JAX then knows.
+        return _attend(call, *alike([q, k, v]))
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise UnsupportedCall(
+            "attention has no forward-mode derivative (jvp, jacfwd, linearize of a jvp): its kernels make vector-Jacobian "
+            "products; use grad, vjp or jacrev"
+        ) from error
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
+    return forward.attention(
+        q, k, v, config=call.config, causal=call.causal, scale=call.scale, return_lse=call.return_lse
+    )
+
+
+def _forward(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[Arrays, Arrays]:
+    out, lse = _attend(dataclasses.replace(call, return_lse=True), q, k, v)
+    out, lse = checkpoint_name(out, "attention_out"), checkpoint_name(lse, "attention_lse")
+    return (out, lse) if call.return_lse else (out,), (q, k, v, out, lse)
+
+
+def _backward(call: Call, kept: Arrays, cotangents: Arrays) -> Arrays:
+    lse = kept[-1]
+    d_lse = cotangents[1] if call.return_lse else jnp.zeros_like(lse)
+    return _gradients(call, *alike([*kept, cotangents[0], d_lse]))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradients(call: Call, *arrays: jax.Array) -> Arrays:
+    q, _, v, *_ = arrays
+    config = call.backward_config or backward.default_backward_config(q.shape[-1], v.shape[-1])
+    return backward.attention_backward(
+        *arrays, config=config, causal=call.causal, scale=call.scale, deterministic=call.deterministic
+    )
+
+
+def _second(call: Call, primals: Any, tangents: Any) -> NoReturn:
+    raise UnsupportedCall(
+        "attention has no second derivative: the kernels that make its gradients have none. For Hessians take "
+        "jax.nn.dot_product_attention, or stop the gradient (jax.lax.stop_gradient) of the first derivative"
+    )
+
+
+_attend.defvjp(_forward, _backward)
+_gradients.defjvp(_second)

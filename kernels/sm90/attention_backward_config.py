@@ -1,0 +1,116 @@
+"""How the Hopper attention backward kernels can be built, what that takes, and what is the default."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.errors import ResourceExceeded
+from mosaic_gpu.kernels.config import Config
+from mosaic_gpu.kernels.sm90.attention_config import SHARED_LIMIT, chunk
+
+ROWS = 64  # keys of a compute warpgroup, and rows of a product
+COMPUTES = 2
+KEYS = ROWS * COMPUTES  # of a thread block
+POOLS = {3: 504, 4: 512}  # registers of a thread, summed over the warpgroups of a block, by how many there are
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionBackwardConfig(Config):
+    """How the kernels are built.
+
+    block_q: queries of a block, a multiple of 64 up to 256.  num_stages: blocks of Q, and of dO, in flight.
+    ds_stages: blocks of dS on their way to the warpgroup that makes dQ.  dq_columns: columns of dQ that one product makes, at
+    most; dq_stages: such parts of dQ on their way to global memory.
+    compute_registers, memory_registers, dq_registers: per thread; in sum over the warpgroups (the computing ones are two) at
+    most what the block is launched with, 512, or 504 where there is no dQ warpgroup.
+    split: dV and dK (with dQ) by two launches, each with half of the accumulators; for head dims whose dK and dV together
+    have no room in the registers.
+    """
+
+    generation: ClassVar[str] = "sm90"
+    kernel: ClassVar[str] = "attention_backward"
+    block_q: int = 64
+    num_stages: int = 2
+    ds_stages: int = 2
+    dq_columns: int = 64
+    dq_stages: int = 2
+    compute_registers: int = 208
+    memory_registers: int = 24
+    dq_registers: int = 72
+    split: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_q % ROWS or not ROWS <= self.block_q <= 256:
+            raise ValueError(f"block_q={self.block_q}: a multiple of {ROWS} from {ROWS} to 256")
+        for name in ("num_stages", "ds_stages", "dq_stages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: at least 1")
+        if self.dq_columns % 16 or not 16 <= self.dq_columns <= 256:
+            raise ValueError(f"dq_columns={self.dq_columns}: a multiple of 16 from 16 to 256")
+        total = COMPUTES * self.compute_registers + self.memory_registers + self.dq_registers
+        if total > POOLS[4]:
+            raise ValueError(
+                f"{COMPUTES} x {self.compute_registers} + {self.memory_registers} + {self.dq_registers} = {total} registers; the "
+                f"pool of 4 warpgroups has {POOLS[4]}"
+            )
+        for n in (self.compute_registers, self.memory_registers, self.dq_registers):
+            if n % 8 or not 24 <= n <= 240:
+                raise ValueError(f"{n} registers: a multiple of 8 from 24 to 240")
+
+    def part_columns(self, head_dim: int) -> int:
+        """Columns of dQ that one product makes: whole chunks of K's columns, and a divisor of all."""
+        unit = chunk(head_dim)
+        return max(n for n in range(unit, head_dim + 1, unit) if head_dim % n == 0 and n <= max(unit, self.dq_columns))
+
+    def parts(self, head_dim: int) -> int:
+        """Parts of dQ of 64 queries."""
+        return head_dim // self.part_columns(head_dim)
+
+    def registers_needed(self, head_dim: int, value_dim: int) -> int:
+        """An estimate of a compute thread's registers: dK, dV, scores, P and dS, and 16 for the rest (measured: 8 less fit)."""
+        kept = max(head_dim, value_dim) // 2 if self.split else (head_dim + value_dim) // 2
+        return 16 + kept + self.block_q // 2 + self.block_q // 2
+
+    def shared_bytes(self, head_dim: int, value_dim: int) -> int:
+        """Bytes of shared memory of the largest launch."""
+        dims = head_dim + value_dim
+        tiles = 2 * KEYS * dims + self.num_stages * self.block_q * (2 * dims + 8)
+        ds = self.ds_stages * 2 * KEYS * self.block_q
+        dq = self.dq_stages * 4 * ROWS * self.part_columns(head_dim)
+        return tiles + ds + dq + 8 * (2 + 4 * self.num_stages + 2 * self.ds_stages)
+
+    def check(self, head_dim: int, value_dim: int) -> None:
+        """Raise ResourceExceeded where the head dims (of Q and K; of V and the output) do not fit."""
+        dims = f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
+        if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
+            raise ResourceExceeded(
+                f"attention backward, block_q={self.block_q} x {self.num_stages} stages at head dim {dims}: "
+                f"{self.shared_bytes(head_dim, value_dim)} bytes of shared memory; a block has {SHARED_LIMIT}"
+            )
+        if self.registers_needed(head_dim, value_dim) > self.compute_registers + 8:
+            raise ResourceExceeded(
+                f"attention backward, block_q={self.block_q} at head dim {dims} needs about "
+                f"{self.registers_needed(head_dim, value_dim)} registers, compute_registers is {self.compute_registers}: "
+                "smaller blocks, or split=True"
+            )
+
+
+def tiles_of(count: int, rows: int, columns: int, dtype: Any) -> Any:
+    """Tiles of (rows, columns) in shared memory as the tensor cores read them, in chunks of columns."""
+    n = chunk(columns)
+    transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
+    return plgpu.SMEM((count, rows, columns), dtype, transforms=transforms)
+
+
+def default_backward_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
+    """What runs when nothing was tuned."""
+    wide = head_dim + value_dim
+    if wide <= 128:
+        return AttentionBackwardConfig(block_q=128)
+    if wide <= 256:
+        return AttentionBackwardConfig()
+    if wide <= 320:
+        return AttentionBackwardConfig(split=True, num_stages=2, dq_stages=1)
+    return AttentionBackwardConfig(split=True, num_stages=1, ds_stages=1, dq_stages=1)
