@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -39,7 +40,8 @@ def attention(
     leading batch dimensions.
     causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
-    A query that sees no key gives zeros, and an LSE of -inf.
+    A query that sees no key gives zeros, and an LSE of -inf.  Scaled scores must stay below 2^28 in magnitude: beyond, the
+    exponential of a float32 rounding error over- or underflows.
     config: None takes the tuned one for this device and shape, else the default of the device's generation
     (`mosaic_gpu.explain_config("attention", q, k, v, causal=...)` says which).
     implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
@@ -54,7 +56,7 @@ def attention(
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
-    _check(q, k, v, scale)
+    _check(q, k, v, scale, causal)
     *batch, s, h, d = q.shape
     t = k.shape[-3]
     scale = d**-0.5 if scale is None else float(scale)
@@ -103,8 +105,17 @@ def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> Att
     return found
 
 
-def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> None:
+def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None, causal: bool) -> None:
+    for name, value in (("causal", causal), ("scale", scale)):
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(f"attention: {name} decides which kernel is compiled: under jit name it in static_argnames")
+    if not isinstance(causal, bool):
+        raise TypeError(f"attention: causal={causal!r} is no bool")
+    if scale is not None and not (isinstance(scale, (int, float)) or getattr(scale, "shape", None) == ()):
+        raise TypeError(f"attention: scale={scale!r} is no number")
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"attention: {name} is an array, not {x!r:.60}")
         if x.ndim < 3:
             raise UnsupportedCall(f"attention: {name} has shape {x.shape}; it takes (..., length, heads, head dim)")
     if not jnp.issubdtype(q.dtype, jnp.floating) or not q.dtype == k.dtype == v.dtype:
@@ -117,8 +128,8 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None) -> Non
     h, h_kv = q.shape[-2], k.shape[-2]
     if h_kv == 0 or h % h_kv:
         raise UnsupportedCall(f"attention: {h} query heads over {h_kv} KV heads: {h} is not a multiple of {h_kv}")
-    if scale is not None and not scale > 0:
-        raise UnsupportedCall(f"attention: scale={scale}; it must be positive")
+    if scale is not None and not 0 < scale < math.inf:
+        raise UnsupportedCall(f"attention: scale={scale}; it must be positive and finite")
 
 
 def _check_supported(q: jax.Array, v: jax.Array) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from typing import Any, ClassVar, Self
 
@@ -13,6 +14,15 @@ class Config:
 
     generation: ClassVar[str]
     kernel: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """ValueError for a value of another type than its field's, which would show up far from here."""
+        for name, allowed in _types(type(self)):
+            value = getattr(self, name)
+            # JSON's 1 is a float where one is asked for; True is no number, though Python has bool below int.
+            if type(value) not in allowed and not (type(value) is int and float in allowed):
+                wanted = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+                raise ValueError(f"{type(self).__name__}: {name}={value!r} is not of type {wanted}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the tag."""
@@ -31,11 +41,13 @@ class Config:
         unknown = set(fields) - set(known)
         if unknown:
             raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-        hints = typing.get_type_hints(cls)
-        for name, value in fields.items():
-            allowed = typing.get_args(hints[name]) or (hints[name],)
-            # JSON's 1 is a float where one is asked for; True is no number, though Python has bool below int.
-            if type(value) not in allowed and not (type(value) is int and float in allowed):
-                wanted = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
-                raise ValueError(f"{cls.__name__}: {name}={value!r} is not of type {wanted}")
         return cls(**fields)
+
+
+@functools.cache
+def _types(cls: type[Config]) -> list[tuple[str, tuple[type, ...]]]:
+    """The fields of plain types, and which."""
+    hints = typing.get_type_hints(cls)
+    fields = [(f.name, typing.get_args(hints[f.name]) or (hints[f.name],)) for f in dataclasses.fields(cls)]
+    plain = (int, float, bool, str, type(None))
+    return [(name, allowed) for name, allowed in fields if all(t in plain for t in allowed)]

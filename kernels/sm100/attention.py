@@ -67,6 +67,7 @@ class AttentionConfig(Config):
     emulated_columns: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tile_k % 32 or not 32 <= self.tile_k <= 128:
             raise ValueError(
                 f"tile_k={self.tile_k}: a multiple of 32 from 32 to 128, the keys of a row that a thread holds"

@@ -47,6 +47,7 @@ class MatmulConfig(Config):
     persistent: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tile_n % 64 or not 64 <= self.tile_n <= 256:
             raise ValueError(f"tile_n={self.tile_n}: 64, 128, 192 or 256")
         if self.pair and self.tile_n % 128:

@@ -42,6 +42,7 @@ class AttentionBackwardConfig(Config):
     split: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.block_q % ROWS or not ROWS <= self.block_q <= 256:
             raise ValueError(f"block_q={self.block_q}: a multiple of {ROWS} from {ROWS} to 256")
         for name in ("num_stages", "ds_stages", "dq_stages"):

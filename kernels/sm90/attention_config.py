@@ -46,6 +46,7 @@ class AttentionConfig(Config):
     sum_by_product: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.block_kv % 16 or not 16 <= self.block_kv <= 256:
             raise ValueError(f"block_kv={self.block_kv}: a multiple of 16 from 16 to 256")
         if self.num_stages < 1:

@@ -48,6 +48,7 @@ class MatmulConfig(Config):
     memory_registers: int = 40
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.block_n % 64 or not 64 <= self.block_n <= 256:
             raise ValueError(f"block_n={self.block_n}: 64, 128, 192 or 256")
         if self.block_k % 64 or self.block_k < 64:

@@ -64,19 +64,32 @@ def kernel_call(function: Callable[..., Any], *arguments: Any) -> tuple[Program,
 
     The constants are tables that the function makes on the host, such as attention's lists of tiles.
     """
+    found: list[tuple[Program, list[int | np.ndarray]]] = []
+
+    def visit(closed: Any, inputs: Sequence[int | np.ndarray | None]) -> None:
+        jaxpr = closed.jaxpr
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        known |= {v: np.asarray(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
+
+        def value(x: Any) -> int | np.ndarray | None:
+            return np.asarray(x.val) if isinstance(x, jex.Literal) else known.get(x)
+
+        for e in jaxpr.eqns:
+            inner = e.params.get("call_jaxpr", e.params.get("jaxpr"))
+            if e.primitive.name == "mosaic_gpu_kernel":
+                taken = [value(x) for x in e.invars]
+                if any(x is None for x in taken):
+                    raise ValueError(
+                        f"{function} computes what its kernel takes; only arguments and constants can be given here"
+                    )
+                found.append((e.params["traced"].program, [x for x in taken if x is not None]))
+            elif e.primitive.name in SAME_MEMORY and e.invars[0] in known:
+                known[e.outvars[0]] = known[e.invars[0]]
+            elif hasattr(inner, "consts"):  # under a jit, or a rule for derivatives
+                visit(inner, [value(x) for x in e.invars])
+
     closed = jax.make_jaxpr(function)(*arguments)
-    known: dict[Any, int | np.ndarray] = {v: i for i, v in enumerate(closed.jaxpr.invars)}
-    known |= {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
-
-    def value(x: Any) -> int | np.ndarray:
-        return np.asarray(x.val) if isinstance(x, jex.Literal) else known[x]
-
-    found = []
-    for e in closed.jaxpr.eqns:
-        if e.primitive.name == "mosaic_gpu_kernel":
-            found.append((e.params["traced"].program, [value(x) for x in e.invars]))
-        elif e.primitive.name in SAME_MEMORY and e.invars[0] in known:
-            known[e.outvars[0]] = known[e.invars[0]]
+    visit(closed, range(len(closed.jaxpr.invars)))
     if len(found) != 1:
         raise ValueError(f"{function} calls {len(found)} kernels; one can be launched here")
     return found[0]

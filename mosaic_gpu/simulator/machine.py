@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -233,6 +233,7 @@ class Cluster:
         self.scheduler = Scheduler(deadlock, self.chance)
         positions = itertools.product(*map(range, plan.program.cluster))
         self.blocks = [BlockState(self, position, i) for i, position in enumerate(positions)]
+        self.multicasts: dict[Hashable, tuple[tuple[int, ...], str]] = {}  # the tile of each, and who named it first
 
     def name_of(self, id: int) -> str:
         """How reports call a barrier array."""

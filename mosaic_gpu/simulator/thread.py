@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import BarrierMisuse, Leak, OutOfBounds, UninitializedRead
+from ..errors import BarrierMisuse, IllegalInstruction, Leak, OutOfBounds, UninitializedRead
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
@@ -38,6 +38,7 @@ class Thread(ProductThread):
     ) -> None:
         super().__init__(block, role, warpgroup, warp, parent)
         self.meter = block.cluster.machine.meter
+        self.multicasts: dict[int, int] = {}  # how often each multicast was made, by step
         if block.hazards is not None:
             self.hazards = Hazards(
                 block.hazards, role, self.who, warpgroup, warp, parent.hazards if parent is not None else None
@@ -277,6 +278,8 @@ class Thread(ProductThread):
             released = None if hazards is None else hazards.clock.release(every=False)
             barrier.arrive(Arrival(f"{self.who} (copy of {nbytes} bytes)", self.line, array.unit), released)
         m = self.plan.maps[copy.map]
+        if copy.multicast:
+            self._same_tile(copy, group)
         boxes = [tma.TmaBox(m, *self._issue(copy, i)) for i in copy.issues[rank * share : (rank + 1) * share]]
         self._count_outside("copy_gmem_to_smem", boxes)
         if hazards is not None:
@@ -290,6 +293,20 @@ class Thread(ProductThread):
         destinations = tuple((b.shared, x) for b, x in zip(group, barriers, strict=True))
         for box in boxes:
             self.block.tma.submit(tma.Load(m, box.coordinates, box.address, destinations, self.line, started))
+
+    def _same_tile(self, copy: TmaCopy, group: Sequence[BlockState]) -> None:
+        """A multicast loads one tile, of which each block brings a part: all must name the same."""
+        step = id(self.step)
+        turn = self.multicasts[step] = self.multicasts.get(step, -1) + 1
+        tile = tuple(self.evaluate(c.start) for issue in copy.issues[:1] for c in issue.coordinates)
+        key = (step, turn, tuple(b.position for b in group))
+        first, who = self.block.cluster.multicasts.setdefault(key, (tile, self.who))
+        if first != tile:
+            raise IllegalInstruction(
+                f"a multicast along {', '.join(copy.multicast)} of different tiles: {who} starts at {first} (in the order of "
+                f"the tensor map, columns first), {self.who} at {tile}. Each block brings a part of one tile that all of "
+                "them get: index it by nothing that differs between them, or copy without collective_axes"
+            )
 
     def tma_store(self, copy: TmaCopy, commit_group: bool, add: bool) -> None:
         state, m = self.warps[0], self.plan.maps[copy.map]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import BarrierMisuse, Deadlock, Leak, OutOfBounds, Race, UninitializedRead
+from mosaic_gpu.errors import BarrierMisuse, Deadlock, IllegalInstruction, Leak, OutOfBounds, Race, UninitializedRead
 from mosaic_gpu.simulator import UnwrittenOutput, simulate
 
 BF16 = ml_dtypes.bfloat16
@@ -377,3 +377,25 @@ def test_wrong_arguments(plan_of):
     # Extents are run-time values.
     with pytest.warns(UnwrittenOutput, match="3 of 4"):
         assert simulate(plan, [np.ones(9, np.float32)])[0][0] == 1
+
+
+def test_a_multicast_of_different_tiles(plan_of):
+    """Each block brings its part of what it names: from two tiles the result would be halves of both."""
+
+    def body(x, o, tile, full):
+        block = jax.lax.axis_index("c")
+        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(block * 64, 64)], tile, full, collective_axes="c")  # copy
+        plgpu.barrier_wait(full)
+        o[block] = tile[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out(2, 64, 64),
+        scratch_types=[plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier()],
+        cluster=(2,),
+        cluster_names=("c",),
+    )
+    x = randoms(128, 64)
+    with pytest.raises(IllegalInstruction, match="a multicast along c of different tiles: .* index it by nothing") as e:
+        simulate(plan_of(kernel, x), [x])
+    assert e.value.line is not None
