@@ -1,4 +1,4 @@
-"""Random programs of everything that shapes, combines and pins register arrays: each finds its layouts, and computes what JAX does."""
+"""Random programs of what shapes, combines and pins register arrays: each finds its layouts and computes what JAX does."""
 
 from __future__ import annotations
 
