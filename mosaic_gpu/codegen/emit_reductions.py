@@ -29,6 +29,7 @@ class ReductionEmitter(MoveEmitter):
         natural, groups, order = self._groups(layout, axes)
         name, kind = f"r{result.id}", "float" if result.dtype in PACKED else c_type(result.dtype)
         narrow = itemsize(result.dtype) < 4 and result.dtype not in PACKED
+        once = combine.count("{1}") == 1 and "&&" not in combine and "||" not in combine
         self.line(f"{kind} {name}[{len(order)}];")
         for k, key in enumerate(order):
             members = groups[key]
@@ -52,9 +53,13 @@ class ReductionEmitter(MoveEmitter):
                 for mask in _lane_masks(layout, axes):
                     given = f"(int){name}[{k}]" if narrow else f"{name}[{k}]"
                     other = f"__shfl_xor_sync(~0u, {given}, {mask})"
-                    self.line(
-                        f"{name}[{k}] = {combine.format(f'{name}[{k}]', f'({kind}){other}' if narrow else other)};"
-                    )
+                    other = f"({kind}){other}" if narrow else other
+                    if once:
+                        self.line(f"{name}[{k}] = {combine.format(f'{name}[{k}]', other)};")
+                    else:  # all lanes shuffle, once, whatever the expression does with it
+                        self.line(
+                            f"{kind} x{mask} = {other}; {name}[{k}] = {combine.format(f'{name}[{k}]', f'x{mask}')};"
+                        )
         if crosses_warps(layout, axes):
             size = max(4, itemsize(result.dtype))
             wide = "float" if result.dtype in PACKED else ("int" if narrow else kind)

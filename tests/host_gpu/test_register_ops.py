@@ -14,6 +14,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu import Layout
+from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
 
@@ -155,7 +156,7 @@ def test_on_the_host(dtype, chunk, agree):
 )
 def test_from_the_layouts_of_products(layout, shape, agree):
     """The same operations on arrays in a fragment's layout."""
-    names = ("transpose", "reshape", "slice", "concatenate", "outer", "argmax", "sum_rows", "sum_all", "cumsum")
+    names = ("transpose", "reshape", "roll", "concatenate", "outer", "argmax", "sum_rows", "sum_all", "cumsum")
     functions = {n: TABLES["bfloat16"][n] for n in names}
     x = numbers("bfloat16", *shape)
     right(functions, x, agree(plan_of(functions, x, layout), [x]))
@@ -185,6 +186,16 @@ def test_several_warpgroups_have_scratch_of_their_own(arch, agree, compiled):
     expected = np.concatenate([np.cumsum(x[:2, ::-1], 2), np.sort(x[2:], 1)])
     np.testing.assert_array_equal(found, expected)
     assert compiled(plan).complaints() == []
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bool", "float32"])
+def test_every_lane_shuffles_once(dtype):
+    """A shuffle inside of `a > b ? a : b` or `a || b` would be left out by some lanes, and the others would wait for ever."""
+    f = (lambda x: jnp.any(x, axis=1)) if dtype == "bool" else (lambda x: jnp.max(x, axis=1))
+    for text in emit(plan_of({"f": f}, numbers(dtype, 64, 16), Layout.WGMMA)).splitlines():
+        if "__shfl_xor_sync" in text:
+            before = text.split("__shfl_xor_sync")[0]
+            assert text.count("__shfl_xor_sync") == 1 and "?" not in before and "||" not in before, text
 
 
 def test_special_values(agree):
