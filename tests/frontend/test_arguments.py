@@ -53,6 +53,7 @@ OUTSIDE = {
         interpret=None,
         name="n",
         debug=False,
+        input_output_aliases=None,
     ),
     plgpu.CompilerParams: dict(approx_math=False, strict_math=False, arch=None, strict=False),
     plgpu.GMEM: dict(shape=(8, 64), dtype=F),
@@ -76,8 +77,9 @@ INSIDE = {
     "barrier_wait": dict(barrier=Operand("barrier")),
     "broadcasted_iota": dict(dtype=jnp.int32, shape=(64, 64), dimension=0, layout=None),
     "copy_gmem_to_smem": dict(src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None),
-    "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True),
+    "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True, reduction_op=None),
     "dim_size": dict(ref=Operand("x"), axis=0),
+    "from_fragments": dict(x=Operand("fragments"), shape=(64, 64)),
     "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
     "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA),
     "named_barrier_arrive": dict(barrier=Operand("named")),
@@ -90,6 +92,7 @@ INSIDE = {
     "tcgen05_mma": dict(
         acc=Operand("tmem"), a=Operand("a"), b=Operand("b"), barrier=Operand("barrier"), accumulate=True
     ),
+    "to_fragments": dict(x=Operand("array")),
     "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
     "warp_map": dict(f=lambda w: None),
     "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b")),
@@ -106,6 +109,8 @@ RIGHT = {
     ("kernel", "scratch_types"): [None],
     ("kernel", "compiler_params"): [None],
     ("kernel", "interpret"): [None],
+    ("kernel", "input_output_aliases"): [None],
+    ("copy_smem_to_gmem", "reduction_op"): [None],
     ("kernel", "name"): [None, "x"],
     ("kernel", "thread_name"): ["x"],
     ("kernel", "grid_names"): ["x"],
@@ -152,6 +157,8 @@ def call_inside(name, args):
             array = x[...]
             have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc)
             have |= dict(array=array, mask=array > 0)
+            if name == "from_fragments":
+                have["fragments"] = plgpu.to_fragments(array)
             given = {k: v.of(have) if isinstance(v, Operand) else v for k, v in args.items()}
             if name == "run_scoped":
                 plgpu.run_scoped(given.pop("f"), **given)
