@@ -39,6 +39,12 @@ def from_fragments(x: Any, shape: tuple[int, int]) -> Any:
     return bind(from_fragments_p, x, shape=arguments.whole_numbers("from_fragments", "shape", shape, 1))[0]
 
 
+def _register_array(where: str, x: Any) -> None:
+    arguments.memory(where, "x", x, or_array=True)
+    if not x.shape or x.space is not None:
+        raise TypeError(f"{where}: x must be a register array, not {'a Ref' if x.space else f'a scalar ({x.dtype})'}")
+
+
 def _check(where: str, shape: tuple[int, ...], dtype: str) -> None:
     if len(shape) != 2 or shape[0] % 64 or shape[1] % 8 or dtype not in ("float32", "int32", "uint32"):
         raise UnsupportedCall(
@@ -48,14 +54,14 @@ def _check(where: str, shape: tuple[int, ...], dtype: str) -> None:
 
 @to_fragments_p.abstract
 def _(x: Any) -> Any:
-    arguments.memory("to_fragments", "x", x, or_array=True)
+    _register_array("to_fragments", x)
     _check("to_fragments", x.shape, x.dtype)
     return (((x.shape[0] * x.shape[1] // 128, 128), x.dtype),)
 
 
 @from_fragments_p.abstract
 def _(x: Any, *, shape: tuple[int, ...]) -> Any:
-    arguments.memory("from_fragments", "x", x, or_array=True)
+    _register_array("from_fragments", x)
     _check("from_fragments", shape, x.dtype)
     if x.shape != (shape[0] * shape[1] // 128, 128):
         raise UnsupportedCall(

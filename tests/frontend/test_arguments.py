@@ -53,6 +53,7 @@ OUTSIDE = {
         interpret=None,
         name="n",
         debug=False,
+        input_output_aliases=None,
     ),
     plgpu.CompilerParams: dict(approx_math=False, strict_math=False, arch=None, strict=False),
     plgpu.GMEM: dict(shape=(8, 64), dtype=F),
@@ -79,9 +80,10 @@ INSIDE = {
     "copy_gmem_to_smem": dict(
         src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None, leader_tracked=None
     ),
-    "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True),
+    "copy_smem_to_gmem": dict(src=Operand("s"), dst=Operand("o"), commit_group=True, reduction_op=None),
     "exp2_fma": dict(x=Operand("array")),
     "dim_size": dict(ref=Operand("x"), axis=0),
+    "from_fragments": dict(x=Operand("fragments"), shape=(64, 64)),
     "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
     "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA),
     "named_barrier_arrive": dict(barrier=Operand("named")),
@@ -99,6 +101,7 @@ INSIDE = {
         accumulate=True,
         collective_axis=None,
     ),
+    "to_fragments": dict(x=Operand("array")),
     "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
     "warp_map": dict(f=lambda w: None),
     "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b")),
@@ -115,6 +118,8 @@ RIGHT = {
     ("kernel", "scratch_types"): [None],
     ("kernel", "compiler_params"): [None],
     ("kernel", "interpret"): [None],
+    ("kernel", "input_output_aliases"): [None],
+    ("copy_smem_to_gmem", "reduction_op"): [None],
     ("kernel", "name"): [None, "x"],
     ("kernel", "thread_name"): ["x"],
     ("kernel", "grid_names"): ["x"],
@@ -167,6 +172,8 @@ def call_inside(name, args):
             have |= dict(array=array, mask=array > 0)
             if tmem is not None:
                 have["rows"] = plgpu.async_load_tmem(tmem)
+            if name == "from_fragments":
+                have["fragments"] = plgpu.to_fragments(array)
             given = {k: v.of(have) if isinstance(v, Operand) else v for k, v in args.items()}
             if name == "run_scoped":
                 plgpu.run_scoped(given.pop("f"), **given)

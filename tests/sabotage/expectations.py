@@ -19,6 +19,9 @@ _COUNTS = "no load here has the count that makes the difference: a tile has more
 _LATER = "C6: it waits for another slot, which is released later"
 _TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
 _OTHER_TURN = "G1: the three take turns in another order, or another one gives the start"
+_MANY_STEPS = "there are more steps than that"
+_Q_COVERS_DO = "E4: Q, which is refilled before dO, is released after it, when dV's product has ended, too"
+_BEFORE_READ = "the planner puts a wait before the result is read, and nothing is released in between"
 
 _FIRST_OF_TILE = "what is counted starts at 0 and goes on at 5 or more in the next tile, or is never 0"
 _LATER_WAIT = "F5, F6: the wait behind a later load covers it; registers are in order by themselves"
@@ -134,6 +137,25 @@ EQUIVALENT: dict[str, str] = {
                 "when(barrier_wait v_empty#1): ge 2 -> ge 1": _COUNTS,
                 "when(barrier_arrive ones): eq 0 -> eq 1": "the other warpgroup writes the ones",
             },
+            "attention_backward": {
+                **{
+                    f"when(copy_gmem_to_smem {x}_tile#0): eq 0 -> eq 1": "all wait until the keys are there"
+                    for x in "kv"
+                },
+                **{f"when(barrier_wait k_full#{i}): gt 0 -> gt {n}": _MANY_STEPS for i in (0, 1) for n in (1, -1)},
+                **{f"when(barrier_wait ds_empty#2): ge 2 -> ge {n}": _MANY_STEPS for n in (1, 3)},
+                "delete barrier_wait k_full#1": "dS, which it waits for, was made by those who had waited for all of K",
+                "delete barrier_wait do_empty": _Q_COVERS_DO,
+                **{f"delete wgmma_wait#{i}": _Q_COVERS_DO for i in (1, 4)},
+                **{f"wgmma_wait#{i}: n 0 -> 1": _Q_COVERS_DO for i in (1, 4)},
+                **{f"delete wgmma_wait#{i}": _BEFORE_READ for i in (0, 2, 5, 7, 8, 9)},
+                **{f"wgmma_wait#{i}: n 0 -> 1": _BEFORE_READ for i in (0, 7, 8, 9)},
+                **{f"wgmma_wait#{i}: n 1 -> 2": _BEFORE_READ for i in (2, 5)},
+                "delete barrier_arrive do_empty#2": _LAST,
+                "delete wait_smem_to_gmem#0": "dV is the first to be stored",
+                "wait_smem_to_gmem#0: n 0 -> 1": "dV is the first to be stored",
+                **{f"wait_smem_to_gmem#{i}: wait_read_only -> True": _END for i in (2, 4)},
+            },
         }.items()
         for what, why in changes.items()
     },
@@ -142,6 +164,8 @@ EQUIVALENT: dict[str, str] = {
 _LEFT_OUT = "a step is left out, by all who take part in it"
 _LAST_V = "the last product of all: no V is refilled any more"
 _OTHER_Q = "all tiles of Q are there, and stay until all warpgroups have released them"
+_OTHER_KEYS = "the other warpgroup's keys are there, too, and stay"
+_HELD = "the other slot is there and stays: the last block, whose dK is open, or the next one, for which it has waited"
 
 _OTHER_Q100 = "both tiles of Q are there, and stay until both have been multiplied for the last time"
 _AHEAD = "a step is left out, and the steps behind it take the tile before theirs"
@@ -171,6 +195,18 @@ VALUE: dict[str, str] = {
     "attention_registers: wgmma acc v_tile#1: slot of v_tile -1": _LAST_V,
     "attention_causal: wgmma s_acc q_tile k_tile#1: slot of q_tile +1": _OTHER_Q,
     "attention_ones: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
+    **{f"attention_backward: wgmma s_acc k_tile q_tile#{i}: slot of k_tile +1": _OTHER_KEYS for i in (0, 1, 2)},
+    **{f"attention_backward: wgmma s_acc k_tile q_tile#{i}: slot of q_tile +1": _HELD for i in (1, 2)},
+    **{f"attention_backward: wgmma accs[0] q_tile#{i}: slot of q_tile +1": _HELD for i in (0, 1, 2)},
+    **{f"attention_backward: load#{i}: slot of nlse_tile +1": _HELD for i in (2, 4)},
+    "attention_backward: wgmma dp_acc v_tile do_tile#2: slot of do_tile +1": _HELD,
+    "attention_backward: wgmma accs[1] do_tile#2: slot of do_tile +1": _HELD,
+    "attention_backward: load#5: slot of delta_tile +1": _HELD,
+    "attention_backward: for(barrier_wait ds_full): lower bound +1": _AHEAD,
+    "attention_backward: for(barrier_wait ds_full): upper bound -1": _LEFT_OUT,
+    "attention_backward: wgmma dq_acc ds_tile k_tile#0: slot of ds_tile +1": _OTHER_KEYS,
+    "attention_backward: wgmma dq_acc ds_tile k_tile#1: slot of ds_tile -1": _OTHER_KEYS,
+    **{f"attention_backward: wgmma dq_acc ds_tile k_tile#{i}: slot of k_tile +1": _OTHER_KEYS for i in (0, 1)},
 }
 
 # Defects that the simulator does not report as it should, with the rule that should catch them.
