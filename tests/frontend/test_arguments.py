@@ -112,6 +112,7 @@ INSIDE = {
 NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
 NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion"}
+NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
     ("wgmma_wait", "after"): [None, 1.5],
