@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
 TILE_OVERHEAD = 1.5  # start and end of a tile, in key blocks
 L2_SHARE = 32 << 20  # bytes of K and V that stay in L2
+NOTICEABLE = 0.997  # a schedule that ends earlier by this factor is better
 
 
 @functools.lru_cache(maxsize=256)
@@ -33,42 +35,60 @@ def tile_table(
     head_dims: of K and V together; rows: query rows of a tile; block: keys of a key block.
     """
     tiles = -(-queries // rows)
-    all_blocks = -(-keys // block)
-    cost = [
-        TILE_OVERHEAD + (min(all_blocks, -(-(m + 1) * rows // block)) if causal else all_blocks) for m in range(tiles)
-    ]
-    pairs = [(b, h) for b in range(batch) for h in range(heads)]
-    best: tuple[float, list[list[tuple[int, int, int]]]] | None = None
-    for group in _groups(len(pairs), heads // kv_heads, keys * head_dims * 2, causal):
-        free = [(0.0, i) for i in range(blocks)]
-        lists: list[list[tuple[int, int, int]]] = [[] for _ in free]
-        for first in range(0, len(pairs), group):
-            some = pairs[first : first + group]
-            order = (
-                [(m, p) for m in reversed(range(tiles)) for p in some]
-                if causal
-                else [(m, p) for p in some for m in range(tiles)]
-            )
-            for m, (b, h) in order:
-                time, i = heapq.heappop(free)
-                lists[i].append((b, h, m))
-                heapq.heappush(free, (time + cost[m], i))
-        end = max(free)[0]
-        if best is None or end < 0.997 * best[0]:
-            best = end, lists
+    pairs = batch * heads
+    if not causal:  # all cost the same: whoever is free first is the next in turn
+        order = np.arange(pairs * tiles, dtype=np.int32)
+        blocks_of = order % blocks
+        return _table(order // tiles, order % tiles, blocks_of, order // blocks, blocks, heads)
+    last = -(-keys // block)
+    cost = [TILE_OVERHEAD + min(last, -(-(m + 1) * rows // block)) for m in range(tiles)]
+    ideal = max(pairs * sum(cost) / blocks, cost[-1])
+    best: tuple[float, np.ndarray, np.ndarray] | None = None
+    for group in _groups(pairs, heads // kv_heads, keys * head_dims * 2):
+        # (pair, tile), longest first within each group
+        order = np.arange(pairs, dtype=np.int32).reshape(-1, 1, group).repeat(tiles, 1).ravel()
+        tile = np.tile(np.arange(tiles - 1, -1, -1, dtype=np.int32).repeat(group), pairs // group)
+        end, taken = _list_schedule([cost[m] for m in tile.tolist()], blocks)
+        if best is None or end < NOTICEABLE * best[0]:
+            best = end, np.stack([order, tile]), taken
+        if best[0] * NOTICEABLE <= ideal:
+            break
     assert best is not None
-    table = np.full((1 + max(map(len, best[1])), blocks, 3), -1, np.int32)
-    for i, tile_list in enumerate(best[1]):
-        for turn, tile in enumerate(tile_list):
-            table[turn, i] = tile
+    (order, tile), taken = best[1:]
+    return _table(order, tile, taken, _turns(taken, blocks), blocks, heads)
+
+
+def _list_schedule(costs: Sequence[float], blocks: int) -> tuple[float, np.ndarray]:
+    """(when the last is done, the block of each) if each in turn goes to the block that is free first."""
+    free = [(0.0, i) for i in range(blocks)]
+    taken = np.empty(len(costs), np.int32)
+    for n, c in enumerate(costs):
+        time, i = free[0]
+        taken[n] = i
+        heapq.heapreplace(free, (time + c, i))
+    return max(free)[0], taken
+
+
+def _turns(taken: np.ndarray, blocks: int) -> np.ndarray:
+    """How many came before on the same block."""
+    by_block = np.argsort(taken, kind="stable")
+    counts = np.bincount(taken, minlength=blocks)
+    turns = np.empty(len(taken), np.int32)
+    turns[by_block] = np.arange(len(taken)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return turns
+
+
+def _table(
+    pair: np.ndarray, tile: np.ndarray, block: np.ndarray, turn: np.ndarray, blocks: int, heads: int
+) -> np.ndarray:
+    table = np.full((2 + int(turn.max(initial=-1)), blocks, 3), -1, np.int32)
+    table[turn, block] = np.stack([pair // heads, pair % heads, tile], 1)
     table.setflags(write=False)
     return table
 
 
-def _groups(pairs: int, heads_per_kv: int, bytes_of_head: int, causal: bool) -> list[int]:
+def _groups(pairs: int, heads_per_kv: int, bytes_of_head: int) -> list[int]:
     """Numbers of heads to take together."""
-    if not causal:
-        return [1]
     fits = [g for g in range(1, pairs + 1) if pairs % g == 0 and -(-g // heads_per_kv) * bytes_of_head <= L2_SHARE]
     return fits or [1]
 
@@ -82,7 +102,7 @@ def key_tile_table(batch: int, kv_heads: int, keys: int, bytes_of_head: int, row
     """
     tiles = -(-keys // rows)
     pairs = [(b, h) for b in range(batch) for h in range(kv_heads)]
-    group = max(_groups(len(pairs), 1, bytes_of_head, causal))
+    group = max(_groups(len(pairs), 1, bytes_of_head)) if causal else 1
     some = [pairs[i : i + group] for i in range(0, len(pairs), group)]
     table = np.array([(b, h, n) for p in some for n in range(tiles) for b, h in p], np.int32).reshape(-1, 3)
     table.setflags(write=False)
