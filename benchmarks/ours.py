@@ -64,19 +64,31 @@ def kernel_call(function: Callable[..., Any], *arguments: Any) -> tuple[Program,
 
     The constants are tables that the function makes on the host, such as attention's lists of tiles.
     """
+    found: list[tuple[Program, list[int | np.ndarray]]] = []
+
+    def visit(closed: Any, inputs: Sequence[Any]) -> None:
+        known: dict[Any, Any] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        known |= {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+
+        def value(x: Any) -> Any:
+            """None: something that is computed."""
+            return np.asarray(x.val) if isinstance(x, jex.Literal) else known.get(x)
+
+        for e in closed.jaxpr.eqns:
+            values = [value(x) for x in e.invars]
+            if e.primitive.name == "mosaic_gpu_kernel":
+                if any(x is None for x in values):
+                    raise ValueError(
+                        f"{function} computes what its kernel takes; only arguments and constants can be passed on"
+                    )
+                found.append((e.params["traced"].program, values))
+            elif e.primitive.name in SAME_MEMORY:
+                known[e.outvars[0]] = values[0]
+            elif "call_jaxpr" in e.params:  # a function with a derivative of its own
+                visit(e.params["call_jaxpr"], values)
+
     closed = jax.make_jaxpr(function)(*arguments)
-    known: dict[Any, int | np.ndarray] = {v: i for i, v in enumerate(closed.jaxpr.invars)}
-    known |= {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
-
-    def value(x: Any) -> int | np.ndarray:
-        return np.asarray(x.val) if isinstance(x, jex.Literal) else known[x]
-
-    found = []
-    for e in closed.jaxpr.eqns:
-        if e.primitive.name == "mosaic_gpu_kernel":
-            found.append((e.params["traced"].program, [value(x) for x in e.invars]))
-        elif e.primitive.name in SAME_MEMORY and e.invars[0] in known:
-            known[e.outvars[0]] = known[e.invars[0]]
+    visit(closed, range(len(closed.jaxpr.invars)))
     if len(found) != 1:
         raise ValueError(f"{function} calls {len(found)} kernels; one can be launched here")
     return found[0]
