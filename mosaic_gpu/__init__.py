@@ -11,6 +11,7 @@ The names, by topic (each is documented where it is defined):
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive, async_load_tmem, wait_load_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load
+- grids of blocks: pallas_call, emit_pipeline, BlockSpec, GridSpec, Buffered, Element, register_backend
 - simulator: SimulatorParams, simulator_params
 - errors: mosaic_gpu.errors; last_report
 
@@ -41,6 +42,8 @@ _WHERE = {
     "ops.tcgen05": ("async_load_tmem", "tcgen05_commit_arrive", "tcgen05_mma", "wait_load_tmem"),
     "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
+    "pallas.backends": ("register_backend",),
+    "pallas.call": ("pallas_call",),
     "pallas.pipeline": ("emit_pipeline",),
     "pallas.specs": (
         "ANY",
@@ -57,6 +60,7 @@ _WHERE = {
         "no_block_spec",
         "squeezed",
     ),
+    "pallas.triton": ("TritonCompilerParams",),
     "program": ("CompilerParams",),
     "runtime.execute": ("last_report",),
     "simulator.params": ("SimulatorParams", "simulator_params"),
@@ -121,6 +125,23 @@ if TYPE_CHECKING:
     from .ops.warp_branch import when_any_in_warp as when_any_in_warp
     from .ops.wgmma import wgmma as wgmma
     from .ops.wgmma import wgmma_wait as wgmma_wait
+    from .pallas.backends import register_backend as register_backend
+    from .pallas.call import pallas_call as pallas_call
+    from .pallas.pipeline import emit_pipeline as emit_pipeline
+    from .pallas.specs import ANY as ANY
+    from .pallas.specs import Blocked as Blocked
+    from .pallas.specs import BlockSpec as BlockSpec
+    from .pallas.specs import BoundedSlice as BoundedSlice
+    from .pallas.specs import Buffered as Buffered
+    from .pallas.specs import CostEstimate as CostEstimate
+    from .pallas.specs import Element as Element
+    from .pallas.specs import GridSpec as GridSpec
+    from .pallas.specs import Indirect as Indirect
+    from .pallas.specs import PrefetchScalarGridSpec as PrefetchScalarGridSpec
+    from .pallas.specs import Squeezed as Squeezed
+    from .pallas.specs import no_block_spec as no_block_spec
+    from .pallas.specs import squeezed as squeezed
+    from .pallas.triton import TritonCompilerParams as TritonCompilerParams
     from .program import CompilerParams as CompilerParams
     from .runtime.execute import last_report as last_report
     from .simulator.params import SimulatorParams as SimulatorParams

@@ -235,6 +235,7 @@ class _Kernel:
             thread_name=o["thread_name"],
             params=o["compiler_params"],
             line=line,
+            aliases=o.get("aliases", ()),
         )
         if o["debug"]:
             print(format_program(program))

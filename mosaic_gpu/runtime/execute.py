@@ -128,7 +128,7 @@ def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     plan = plan_of(traced.program, target_arch(traced.program, capability))
     if writes_nothing(traced):
         return [jax.numpy.zeros(t.shape, t.dtype) for t in types]
-    return jax_ffi.launch_call(launch_spec(plan), args, types)
+    return jax_ffi.launch_call(launch_spec(plan), args, types, dict(traced.program.aliases))
 
 
 def launch_spec(plan: Plan) -> LaunchSpec:
