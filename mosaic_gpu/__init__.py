@@ -76,8 +76,19 @@ def __getattr__(name: str) -> Any:
         importlib.import_module(f"{__name__}.ops")  # fills the rule tables
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
+        if name == "CompilerParams":
+            _tell_stock_pallas()
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _tell_stock_pallas() -> None:
+    """Stock `pallas_call(..., compiler_params=mosaic_gpu.CompilerParams())` compiles with us, wherever JAX is there to do so."""
+    try:
+        stock = importlib.import_module(f"{__name__}.pallas.stock")
+    except ImportError:  # no JAX
+        return
+    stock.register()
 
 
 def __dir__() -> list[str]:

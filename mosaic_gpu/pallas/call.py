@@ -200,6 +200,7 @@ def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Se
         blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
     mapping = GridMapping(grid, (), prefetch, tuple(blocks), len(outs))
     scratch = _scratch(spec.scratch_shapes)
+    aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
     several = isinstance(p.out_shape, (tuple, list))
 
     def call_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function
@@ -237,7 +238,7 @@ def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Se
         closed,
         mapping,
         scratch,
-        _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs),
+        aliases,
         o["params"],
         o["interpret"],
         o["debug"],

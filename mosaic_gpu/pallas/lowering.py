@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -132,13 +133,12 @@ def kernel_of(call: Call) -> Any:
         body,
         [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in m.outputs],
         grid=tuple(grid),
-        compiler_params=params,
+        compiler_params=dataclasses.replace(params, dimension_semantics=None, max_concurrent_steps=2),
         interpret=call.interpret if isinstance(call.interpret, SimulatorParams) else None,
         name=call.name,
         debug=call.debug,
     )
     made.options["aliases"] = tuple((fetched + i, o) for i, o in call.aliases)
-    made.options["line"] = call.line
     return made
 
 

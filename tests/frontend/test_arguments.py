@@ -54,7 +54,14 @@ OUTSIDE = {
         name="n",
         debug=False,
     ),
-    plgpu.CompilerParams: dict(approx_math=False, strict_math=False, arch=None, strict=False),
+    plgpu.CompilerParams: dict(
+        approx_math=False,
+        strict_math=False,
+        arch=None,
+        strict=False,
+        dimension_semantics=None,
+        max_concurrent_steps=2,
+    ),
     plgpu.GMEM: dict(shape=(8, 64), dtype=F),
     plgpu.SMEM: dict(shape=(8, 64), dtype=F, transforms=TILE),
     plgpu.TMEM: dict(shape=(128, 64), dtype=F, packed=None, collective=None, layout=None),
@@ -100,8 +107,23 @@ INSIDE = {
 NO_ARGUMENTS = {"commit_smem", "last_report", "wait_load_tmem"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
 NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu"}
+# Checked when they meet arrays; tests/pallas.
+NOT_HERE |= {"pallas_call", "emit_pipeline", "register_backend", "TritonCompilerParams", "PrefetchScalarGridSpec"}
+NOT_HERE |= {
+    "ANY",
+    "BlockSpec",
+    "Blocked",
+    "BoundedSlice",
+    "Buffered",
+    "CostEstimate",
+    "Element",
+    "GridSpec",
+    "Indirect",
+}
+NOT_HERE |= {"Squeezed", "no_block_spec", "squeezed"}
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
+    ("CompilerParams", "dimension_semantics"): [None],
     ("wgmma_wait", "after"): [None, 1.5],
     ("kernel", "scratch_types"): [None],
     ("kernel", "compiler_params"): [None],
