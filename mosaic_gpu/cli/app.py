@@ -14,6 +14,7 @@ from .common import Verbs
 from .compile import compile_kernel
 from .demo import demo
 from .doctor import doctor
+from .explain_call import explain_call
 from .simulate import simulate_kernel
 from .tune import run
 
@@ -53,6 +54,7 @@ app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
 app.command("simulate")(simulate_kernel)
+app.command("explain-call")(explain_call)
 bench_app.command("attention")(attention)
 bench_app.command("compile")(bench_compile)
 tune_app.command("run")(run)

@@ -111,7 +111,6 @@ def hint() -> None:
 
 def run(call: Call, platform: str, operands: Sequence[Any], eager: bool) -> list[Any]:
     """Run a call, or (under a lowering) emit it."""
-    rule = rule_for(call.params, platform)
     if call.interpret is True:
         from .interpret import interpret
 
@@ -128,7 +127,7 @@ def run(call: Call, platform: str, operands: Sequence[Any], eager: bool) -> list
             "interpret=True",
             call.line,
         )
-    return list(rule(call, *operands))
+    return list(rule_for(call.params, platform)(call, *operands))
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ tensor memory are the machine's: for them there is the simulator.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ import numpy as np
 from ..errors import Line, UnsupportedPrimitive
 from ..frontend.primitives import TreeOf
 from ..frontend.trace import CALLS, user_line
+from ..program import CompilerParams
+from . import lowering
 from .blocks import unravel
 from .mapping import BlockMapping
 from .specs import BlockDim, Element, Squeezed
@@ -42,10 +45,14 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
     for s in scratch:
         if s.space.kind not in ALLOCATED:
             raise _machine(f"scratch {s}", call.line)
+    # Scratch is new where a CUDA block begins: at the first step of all sequential axes.
+    ours = isinstance(call.params, CompilerParams)
+    kinds = lowering.semantics(call) if ours else (lowering.PARALLEL,) * len(m.grid)
+    new = [jnp.zeros(s.shape, s.dtype) if s.space.kind == "acc" else _empty(s.shape, s.dtype) for s in scratch]
     whole_inputs = [_padded(x, b) for x, b in zip(inputs, m.inputs, strict=True)]
     carry = (
         [_padded(x, b) for x, b in zip(first, m.outputs, strict=True)],
-        [_empty(s.shape, s.dtype) for s in scratch],
+        new,
     )
     # An input that shares its buffer with an output is read from there.
     shared = {i - len(m.prefetch): o for i, o in call.aliases if i >= len(m.prefetch)}
@@ -53,6 +60,9 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
     def one(step: Any, carry: Any) -> Any:
         outs, own = carry
         ids = unravel(step, sizes)
+        looped = [i for i, k in zip(ids, kinds, strict=True) if k == lowering.SEQUENTIAL]
+        begins = functools.reduce(operator.and_, [i == 0 for i in looped], jnp.bool_(True))
+        own = [jnp.where(begins, n, x) for n, x in zip(new, own, strict=True)]
         read = [jax.ref.new_ref(x) for x in prefetch]
         given = [outs[shared[i]] if i in shared else x for i, x in enumerate(whole_inputs)]
         at = [b.starts(ids, read) for b in m.blocks]

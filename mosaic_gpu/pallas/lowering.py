@@ -106,27 +106,28 @@ def kernel_of(call: Call) -> Any:
         prefetch, operands = refs[fetched : fetched + arrays], refs[fetched + arrays :]
         place: dict[int, Any] = {axis: program_id(k) for k, axis in enumerate(blocks_axes)}
 
-        def run(shared: Ids, scratch: Sequence[Any], named: dict[str, Any]) -> None:
+        def run(shared: Ids) -> None:
             here = place | dict(zip(shared_axes, shared, strict=True))
-            _pipeline(call, here, loop_axes, sizes, prefetch, operands, scratch, named)
 
-        def scoped(*scratch: Any, **named: Any) -> None:
-            if not shared_axes:
-                return run((), scratch, named)
-            counts = [sizes[i] for i in shared_axes]
-            total = functools.reduce(lambda a, b: a * b, counts)
-            start = program_id(len(blocks_axes))
-            step = num_programs(len(blocks_axes))
+            def scoped(*scratch: Any, **named: Any) -> None:
+                _pipeline(call, here, loop_axes, sizes, prefetch, operands, scratch, named)
 
-            def one(i: Any, _: None) -> None:
-                run(unravel(start + i * step, counts), scratch, named)
+            if isinstance(call.scratch, dict):
+                run_scoped(scoped, **call.scratch)
+            else:
+                run_scoped(scoped, *call.scratch)
 
-            jax.lax.fori_loop(0, jax.lax.div(total - start + step - 1, step), one, None)
+        if not shared_axes:
+            return run(())
+        # A fixed number of blocks takes one iteration after the other of the axes that only the device knows.
+        counts = [sizes[i] for i in shared_axes]
+        total = functools.reduce(lambda a, b: a * b, counts)
+        start, step = program_id(len(blocks_axes)), num_programs(len(blocks_axes))
 
-        if isinstance(call.scratch, dict):
-            run_scoped(scoped, **call.scratch)
-        else:
-            run_scoped(scoped, *call.scratch)
+        def one(i: Any, _: None) -> None:
+            run(unravel(start + i * step, counts))
+
+        jax.lax.fori_loop(0, jax.lax.div(total - start + step - 1, step), one, None)
 
     body.__name__ = call.name
     made = kernel(

@@ -22,6 +22,9 @@ def copy(x, o):
     o[...] = x[...]
 
 
+SHAPE = out(64, 128)
+
+
 def spec(*block, index=None, **options):
     return plgpu.BlockSpec(block or None, index, **options)
 
@@ -36,7 +39,7 @@ def test_grid_spec_excludes_the_rest(what, given):
     plgpu.pallas_call(copy, out(64, 128), grid_spec=plgpu.GridSpec(grid=1), grid=(), scratch_shapes=[])
 
 
-def call(*args, shape=out(64, 128), body=copy, **options):
+def call(*args, shape=SHAPE, body=copy, **options):
     return lambda: plgpu.pallas_call(body, shape, **options)(*(args or (X,)))
 
 
@@ -79,8 +82,8 @@ WRONG = {
     "index map's length": (
         call(in_specs=[spec(64, 128, index=lambda: 0)]),
         ValueError,
-        r"Index map function <lambda> at .*test_errors.py:\d+ for args\[0\] must return 2 values to match block_shape=\(64, 128\). "
-        "Currently returning 1 values",
+        r"Index map function <lambda> at .*test_errors.py:\d+ for args\[0\] must return 2 values to match "
+        r"block_shape=\(64, 128\). Currently returning 1 values",
     ),
     "index map's type": (
         call(in_specs=[spec(64, 128, index=lambda: (0, 1.5))]),
