@@ -136,8 +136,14 @@ def dependence_of(jaxpr: Any, axes: Sequence[Any]) -> Dependence:
     return Dependence(found, plain)
 
 
+def count(n: Any) -> Any:
+    """A loop's bound as an int32, also where x64 is enabled; known ones stay known."""
+    return np.int32(n) if isinstance(n, (int, np.integer)) else jnp.asarray(n, jnp.int32)
+
+
 def unravel(step: Any, grid: Sequence[Any]) -> tuple[Any, ...]:
     """A step's place in the grid, the last axis fastest; sizes are ints or traced."""
+    step = jnp.asarray(step, jnp.int32)
     long = [i for i, n in enumerate(grid) if not (isinstance(n, int) and n == 1)]
     ids: list[Any] = [step * 0] * len(grid)
     for k in reversed(long):

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import Line, UnsupportedPrimitive
-from ..frontend.primitives import TreeOf
+from ..frontend import shard_map
+from ..frontend.primitives import TreeOf, is_ref
 from ..frontend.trace import CALLS, user_line
 from ..program import CompilerParams
 from . import lowering
-from .blocks import unravel
+from .blocks import count, unravel
 from .mapping import BlockMapping
 from .specs import BlockDim, Element, Squeezed
 
@@ -38,7 +39,7 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
     m = call.mapping
     sizes = m.sizes(operands[: m.num_dynamic])
     rest = operands[m.num_dynamic :]
-    prefetch, inputs = rest[: len(m.prefetch)], rest[len(m.prefetch) :]
+    prefetch, inputs = list(rest[: len(m.prefetch)]), list(rest[len(m.prefetch) :])
     aliased = {o: i for i, o in call.aliases}
     first = [rest[aliased[k]] if k in aliased else _unwritten(b) for k, b in enumerate(m.outputs)]
     scratch, scratch_tree = jax.tree.flatten(call.scratch, is_leaf=lambda x: hasattr(x, "space"))
@@ -49,6 +50,10 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
     ours = isinstance(call.params, CompilerParams)
     kinds = lowering.semantics(call) if ours else (lowering.PARALLEL,) * len(m.grid)
     new = [jnp.zeros(s.shape, s.dtype) if s.space.kind == "acc" else _empty(s.shape, s.dtype) for s in scratch]
+    everything = _alike([*prefetch, *inputs, *first, *new])
+    prefetch, everything = everything[: len(prefetch)], everything[len(prefetch) :]
+    inputs, everything = everything[: len(inputs)], everything[len(inputs) :]
+    first, new = everything[: len(first)], everything[len(first) :]
     whole_inputs = [_padded(x, b) for x, b in zip(inputs, m.inputs, strict=True)]
     carry = (
         [_padded(x, b) for x, b in zip(first, m.outputs, strict=True)],
@@ -58,6 +63,7 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
     shared = {i - len(m.prefetch): o for i, o in call.aliases if i >= len(m.prefetch)}
 
     def one(step: Any, carry: Any) -> Any:
+        step = jnp.asarray(step, jnp.int32)
         outs, own = carry
         ids = unravel(step, sizes)
         looped = [i for i, k in zip(ids, kinds, strict=True) if k == lowering.SEQUENTIAL]
@@ -78,7 +84,7 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
         return outs, [jax.ref.freeze(r) for r in mine]
 
     total = functools.reduce(lambda a, b: a * b, sizes, 1)
-    outs, _ = jax.lax.fori_loop(0, total, one, carry)
+    outs, _ = jax.lax.fori_loop(count(0), count(total), one, carry)
     return [_unpadded(x, b) for x, b in zip(outs, m.outputs, strict=True)]
 
 
@@ -99,7 +105,7 @@ def _margin(d: BlockDim, extent: int) -> tuple[int, int]:
         return 0, 0
     if isinstance(d, Element):
         return d.padding[0], max(d.padding[1], d.block_size)
-    return 0, (-extent) % d.block_size
+    return 0, (-extent) % d.block_size if extent else d.block_size
 
 
 def _padded(x: Any, b: BlockMapping) -> Any:
@@ -170,6 +176,7 @@ class Place:
 
     def equation(self, e: Any, values: list[Any], line: Line | None) -> Sequence[Any]:
         name, p = e.primitive.name, e.params
+        values = _alike(values)
         if name in ("program_id", "num_programs"):
             if p["axis"] >= len(self.ids):
                 raise _machine(f"axis {p['axis']} of this grid", line)
@@ -236,6 +243,15 @@ class Place:
             new = jnp.zeros(v.aval.shape, v.aval.dtype) if zero else _empty(v.aval.shape, v.aval.dtype)
             refs.append(jax.ref.new_ref(new))
         return self.run(jaxpr, refs, line, consts)
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """Under shard_map, arrays that vary along the same axes of the mesh: the body was traced outside and knows of none."""
+    if not shard_map.inside_shard_map():
+        return values
+    arrays = {i: x for i, x in enumerate(values) if not is_ref(x) and not isinstance(x, tuple)}
+    found = dict(zip(arrays, shard_map.alike(list(arrays.values())), strict=True))
+    return [found.get(i, x) for i, x in enumerate(values)]
 
 
 def _listed(x: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from ..ops.grid import num_programs, program_id
 from ..program import CompilerParams
 from ..simulator.params import SimulatorParams
 from . import backends
-from .blocks import Ids, Moved, dependence_of, unravel
+from .blocks import Ids, Moved, count, dependence_of, unravel
 from .mapping import BlockMapping, GridMapping, dynamic
 from .pipeline import stream
 
@@ -125,9 +125,9 @@ def kernel_of(call: Call) -> Any:
         start, step = program_id(len(blocks_axes)), num_programs(len(blocks_axes))
 
         def one(i: Any, _: None) -> None:
-            run(unravel(start + i * step, counts))
+            run(unravel(start + jnp.asarray(i, jnp.int32) * step, counts))
 
-        jax.lax.fori_loop(0, jax.lax.div(total - start + step - 1, step), one, None)
+        jax.lax.fori_loop(count(0), jax.lax.div(total - start + step - 1, step), one, None)
 
     body.__name__ = call.name
     made = kernel(
@@ -180,8 +180,8 @@ def _pipeline(
         inlined(call.jaxpr, ids, m.seen(sizes), *prefetch, *blocks, *own)
 
     everything = [moved(b, r) for b, r in zip(m.blocks, operands, strict=True)]
-    count = len(m.inputs)
-    stream(step, [sizes[i] for i in loop_axes], everything[:count], everything[count:], None)
+    ins = len(m.inputs)
+    stream(step, [sizes[i] for i in loop_axes], everything[:ins], everything[ins:], None)
 
 
 def run(call: Call, *operands: Any) -> list[Any]:

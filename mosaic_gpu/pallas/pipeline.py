@@ -24,7 +24,7 @@ from ..frontend.primitives import is_ref, space_of, split_ref
 from ..frontend.trace import function_line
 from ..ops.barriers import barrier_wait
 from ..ops.copies import commit_smem, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem
-from .blocks import Dependence, Ids, Moved, block_of, dependence, unravel, why_no_tma
+from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_no_tma
 from .specs import BlockDim, Blocked, BlockSpec, BoundedSlice, Indirect
 
 Body = Callable[..., Any]
@@ -211,6 +211,7 @@ def _loop(
     out_buffers = buffers[len(inputs) :]
 
     def load(step: Any, members: Sequence[int], depth: int, barrier: Any) -> None:
+        step = jnp.asarray(step, jnp.int32)
         slot = _slot(step, depth)
         ids = unravel(step, grid)
         for i in members:
@@ -229,9 +230,11 @@ def _loop(
         def first(step: Any, _: None, members: Any = members, depth: int = depth, barrier: Any = barrier) -> None:
             load(step, members, depth, barrier)
 
-        jax.lax.fori_loop(0, depth if isinstance(total, int) else jnp.minimum(depth, total), first, None)
+        first_steps = depth if isinstance(total, int) else jnp.minimum(count(depth), total)
+        jax.lax.fori_loop(count(0), count(first_steps), first, None)
 
     def one(step: Any, carry: Any) -> Any:
+        step = jnp.asarray(step, jnp.int32)
         ids = unravel(step, grid)
         for ((changing, depth, _), _), barrier in groups:
             if changing:
@@ -263,7 +266,7 @@ def _loop(
             when(done)(lambda: wait_smem_to_gmem(0, wait_read_only=True))
         return carry
 
-    carry = jax.lax.fori_loop(0, total, one, carry)
+    carry = jax.lax.fori_loop(count(0), count(total), one, carry)
     if staged:
         wait_smem_to_gmem(0)
     return carry
