@@ -59,6 +59,11 @@ def test_ours_by_default():
     )
 
 
+def test_an_aliased_output_is_the_inputs_buffer_on_a_gpu():
+    text = lowered(call(input_output_aliases={1: 0}), X, X)
+    assert re.search(r"output_operand_alias<output_tuple_indices = \[\],\s+operand_index = 1", text), text[:2000]
+
+
 @pytest.mark.parametrize("params", [plgpu.TritonCompilerParams(num_warps=4), stock_triton.CompilerParams(num_warps=4)])
 def test_triton_is_jaxs_own(params):
     with a_gpu(), pytest.warns(DeprecationWarning, match="through Triton is deprecated"):
@@ -92,6 +97,17 @@ def test_triton_refuses_what_it_has_not():
 def test_triton_params_interpreted():
     y = call(plgpu.TritonCompilerParams(), interpret=True)(X, X)
     np.testing.assert_array_equal(y, X + X * (np.arange(128) // 64)[:, None].astype(np.float32))
+
+
+def test_axes_that_are_not_there_interpreted():
+    f = plgpu.pallas_call(
+        lambda x, o: o.__setitem__(..., x[...] * plgpu.program_id(2).astype(F)),
+        OUT,
+        compiler_params=plgpu.TritonCompilerParams(),
+        interpret=True,
+    )
+    with pytest.raises(plgpu_error("UnsupportedPrimitive"), match="axis 2 of this grid"):
+        f(X)
 
 
 def test_the_default_can_be_switched(monkeypatch):
@@ -226,7 +242,11 @@ def test_a_stock_body_that_we_refuse_is_refused():
 
 
 def test_stock_dimensions_that_we_do_not_have():
-    from mosaic_gpu.pallas.stock import _dim_of, _scratch_of
+    from mosaic_gpu.pallas.stock import _dim_of, _scratch_of, call_of
+
+    named = types.SimpleNamespace(grid_names=("x",))
+    with pytest.raises(UnsupportedCall, match="over a mesh or named axes"):
+        call_of(dict(grid_mapping=named, name="f"))
 
     with pytest.raises(UnsupportedCall, match="cannot be streamed; use Blocked, Element or None"):
         _dim_of(stock.BoundedSlice(8), "f")

@@ -338,6 +338,43 @@ def test_what_only_the_simulator_has():
         plgpu.pallas_call(kernel, interpret=True, **call)(X[:64, :128])
 
 
+def copies_itself(x, o):
+    def scoped(tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[...] = tile[...]
+
+    plgpu.run_scoped(scoped, plgpu.SMEM((64, 128), F), plgpu.Barrier())
+
+
+def asks_its_warps(x, o):
+    plgpu.warp_map(lambda warp: None)
+    o[...] = x[...]
+
+
+@pytest.mark.parametrize("body, what", [(copies_itself, "barrier buffers"), (asks_its_warps, "warp_map")])
+def test_what_xla_has_not_says_where_to_run_it(body, what):
+    left = plgpu.BlockSpec(memory_space=plgpu.ANY)
+    call = dict(out_shape=out(64, 128), in_specs=[left])
+    np.testing.assert_array_equal(plgpu.pallas_call(body, **call)(X[:64, :128]), X[:64, :128])
+    with pytest.raises(UnsupportedPrimitive, match=f"which has no {what}; run it in the simulator") as e:
+        plgpu.pallas_call(body, interpret=True, **call)(X[:64, :128])
+    assert e.value.line.function in ("copies_itself", "asks_its_warps")
+
+
+def test_a_copy_with_the_calls_own_barrier_is_the_machines():
+    def body(x, o, tile):
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    left = plgpu.BlockSpec(memory_space=plgpu.ANY)
+    f = plgpu.pallas_call(
+        body, out(64, 128), in_specs=[left], out_specs=left, scratch_shapes=[plgpu.SMEM((64, 128), F)], interpret=True
+    )
+    with pytest.raises(UnsupportedPrimitive, match="has no copy_smem_to_gmem"):
+        f(X[:64, :128])
+
+
 def test_compiles_for_hopper(compiled):
     from mosaic_gpu.plan.build import build_plan
 
