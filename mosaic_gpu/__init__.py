@@ -12,6 +12,7 @@ The names, by topic (each is documented where it is defined):
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
+- grids of blocks: pallas_call, emit_pipeline, BlockSpec, GridSpec, Buffered, Element, register_backend
 - simulator: SimulatorParams, simulator_params
 - tuned configs: explain_config, override_config (mosaic_gpu.tune has the rest)
 - errors: mosaic_gpu.errors; last_report
@@ -46,6 +47,25 @@ _WHERE = {
     "ops.tmem": ("async_load_tmem", "async_store_tmem", "commit_tmem", "wait_load_tmem"),
     "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
+    "pallas.backends": ("register_backend",),
+    "pallas.call": ("pallas_call",),
+    "pallas.pipeline": ("emit_pipeline",),
+    "pallas.specs": (
+        "ANY",
+        "BlockSpec",
+        "Blocked",
+        "BoundedSlice",
+        "Buffered",
+        "CostEstimate",
+        "Element",
+        "GridSpec",
+        "Indirect",
+        "PrefetchScalarGridSpec",
+        "Squeezed",
+        "no_block_spec",
+        "squeezed",
+    ),
+    "pallas.triton": ("TritonCompilerParams",),
     "program": ("CompilerParams",),
     "runtime.execute": ("last_report",),
     "simulator.params": ("SimulatorParams", "simulator_params"),
@@ -62,8 +82,19 @@ def __getattr__(name: str) -> Any:
         importlib.import_module(f"{__name__}.ops")  # fills the rule tables
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
+        if name == "CompilerParams":
+            _tell_stock_pallas()
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _tell_stock_pallas() -> None:
+    """Stock `pallas_call(..., compiler_params=mosaic_gpu.CompilerParams())` compiles with us, wherever JAX is there to do so."""
+    try:
+        stock = importlib.import_module(f"{__name__}.pallas.stock")
+    except ImportError:  # no JAX
+        return
+    stock.register()
 
 
 def __dir__() -> list[str]:
@@ -118,6 +149,23 @@ if TYPE_CHECKING:
     from .ops.warp_branch import when_any_in_warp as when_any_in_warp
     from .ops.wgmma import wgmma as wgmma
     from .ops.wgmma import wgmma_wait as wgmma_wait
+    from .pallas.backends import register_backend as register_backend
+    from .pallas.call import pallas_call as pallas_call
+    from .pallas.pipeline import emit_pipeline as emit_pipeline
+    from .pallas.specs import ANY as ANY
+    from .pallas.specs import Blocked as Blocked
+    from .pallas.specs import BlockSpec as BlockSpec
+    from .pallas.specs import BoundedSlice as BoundedSlice
+    from .pallas.specs import Buffered as Buffered
+    from .pallas.specs import CostEstimate as CostEstimate
+    from .pallas.specs import Element as Element
+    from .pallas.specs import GridSpec as GridSpec
+    from .pallas.specs import Indirect as Indirect
+    from .pallas.specs import PrefetchScalarGridSpec as PrefetchScalarGridSpec
+    from .pallas.specs import Squeezed as Squeezed
+    from .pallas.specs import no_block_spec as no_block_spec
+    from .pallas.specs import squeezed as squeezed
+    from .pallas.triton import TritonCompilerParams as TritonCompilerParams
     from .program import CompilerParams as CompilerParams
     from .runtime.execute import last_report as last_report
     from .simulator.params import SimulatorParams as SimulatorParams

@@ -182,14 +182,28 @@ class CompilerParams:
     strict_math: never contract mul + add to fma.
     arch: 'sm_90a', 'sm_100a' or 'sm_103a'; None: the device's, else the config's generation, else sm_90a.
     strict: spills and serialised MMAs are errors instead of warnings.
+    dimension_semantics, max_concurrent_steps: of a `pallas_call`.  For each axis of its grid 'parallel' (CUDA blocks) or
+    'sequential' ('arbitrary': a loop in each block), None: sequential where an output's block stays the same along the axis,
+    else parallel.  max_concurrent_steps: buffers for each input and output that changes along sequential axes.
     """
 
     approx_math: bool = False
     strict_math: bool = False
     arch: str | None = None
     strict: bool = False
+    dimension_semantics: tuple[str, ...] | None = None
+    max_concurrent_steps: int = 2
 
     def __post_init__(self) -> None:
+        arguments.whole("CompilerParams", "max_concurrent_steps", self.max_concurrent_steps, 1)
+        if self.dimension_semantics is not None:
+            given = arguments.names("CompilerParams", "dimension_semantics", self.dimension_semantics)
+            object.__setattr__(self, "dimension_semantics", given)
+            for name in given:
+                if name not in ("parallel", "sequential", "arbitrary"):
+                    raise ValueError(
+                        f"CompilerParams(dimension_semantics={given}): each is 'parallel', 'sequential' or 'arbitrary'"
+                    )
         for name in ("approx_math", "strict_math", "strict"):
             arguments.flag("CompilerParams", name, getattr(self, name))
         if self.arch not in (None, "sm_90a", "sm_100a", "sm_103a"):
@@ -204,7 +218,7 @@ class Program:
 
     inputs: GMEM refs, the call's inputs then its outputs; scratch: refs allocated for the whole launch.
     grid, cluster: sizes by axis, outermost first, as the user names them; num_threads: warpgroups in a block.
-    aliases: (input, output) pairs: the output starts with the input's values, in its place where XLA can arrange that.
+    aliases: (input, output) pairs, counted from 0 each, that are one buffer: the output starts with the input's contents.
     """
 
     name: str

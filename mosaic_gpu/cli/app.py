@@ -14,6 +14,7 @@ from .common import Verbs
 from .compile import compile_kernel
 from .demo import demo
 from .doctor import doctor
+from .explain_call import explain_call
 from .ops import list_ops
 from .simulate import simulate_kernel
 from .tune import compile_ahead_of_time, resume, run, time_compiled
@@ -52,6 +53,7 @@ app.command("demo")(demo)
 app.command("compile")(compile_kernel)
 app.command("ops")(list_ops)
 app.command("simulate")(simulate_kernel)
+app.command("explain-call")(explain_call)
 for measure in (bench.attention, bench.matmul, bench.kernel, bench.compare, bench.report):
     bench_app.command(measure.__name__)(measure)
 bench_app.command("compile")(bench_compile)

@@ -52,6 +52,14 @@ def checked_options(
             )
     if compiler_params is not None and not isinstance(compiler_params, CompilerParams):
         arguments.refuse(where, "compiler_params", compiler_params, "plgpu.CompilerParams(...) or None")
+    if compiler_params is not None:
+        for field in ("dimension_semantics", "max_concurrent_steps"):
+            given = getattr(compiler_params, field)
+            if given != getattr(CompilerParams(), field):
+                raise ValueError(
+                    f"kernel: compiler_params has {field}={given}, which is for pallas_call; a kernel's grid is its blocks, and "
+                    "emit_pipeline has the number of steps"
+                )
     if interpret is not None and not isinstance(interpret, SimulatorParams):
         if not isinstance(interpret, bool):
             arguments.refuse(where, "interpret", interpret, "True, False, None or plgpu.SimulatorParams(...)")

@@ -142,6 +142,19 @@ warp_branch_p.def_abstract_eval(lambda *a, jaxpr: [])
 warp_map_p = new_primitive("warp_map")
 warp_map_p.def_abstract_eval(lambda *a, jaxpr: [])
 
+# A body that was traced on its own, with what its `program_id` and `num_programs` mean; operands: ids, sizes, then its inputs.
+inlined_p = new_primitive("inlined")
+inlined_p.def_abstract_eval(lambda *a, jaxpr, operands, rank: list(jaxpr.out_avals))
+
+
+def inlined(jaxpr: Any, ids: Any, sizes: Any, *operands: Any) -> list[Any]:
+    """Run a closed jaxpr on Refs, views and scalars, as block `ids` of a grid of `sizes`."""
+    scalars = [jax.numpy.asarray(n, jax.numpy.int32) for n in (*ids, *sizes)]
+    everything = (*scalars, *operands)
+    refs = tuple(is_ref(x) for x in everything)
+    leaves, tree = jax.tree.flatten(tuple(split_ref(x) if r else x for x, r in zip(everything, refs, strict=True)))
+    return inlined_p.bind(*leaves, jaxpr=jaxpr, operands=TreeOf(tree, refs), rank=len(ids))  # type: ignore[no-any-return]
+
 
 @functools.cache
 def slice_class() -> Any:

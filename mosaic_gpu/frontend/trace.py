@@ -83,6 +83,9 @@ class Tracer:
         self.env: dict[Any, Operand] = {}
         self.unions: dict[int, int] = {}  # number of a RefUnion -> its number in this program
         self.sums: dict[int, Affine] = {}  # int32 scalars that are sums of products: what an index may look through
+        self.block: tuple[tuple[Operand, ...], tuple[Operand, ...]] | None = (
+            None  # of an inlined body: its ids and sizes
+        )
 
     def fresh(self, shape: Sequence[int], dtype: Any, space: MemorySpace | None = None) -> Value:
         self.count += 1
@@ -141,7 +144,11 @@ class Tracer:
     def equation(self, e: Any, out: list[Equation], line: Line | None) -> None:
         name = SAME_AS.get(e.primitive.name, e.primitive.name)
         operands = e.params.get("operands")
-        if isinstance(operands, TreeOf):
+        if name in STRUCTURED:
+            STRUCTURED[name](self, e, out, line)
+        elif name in ("program_id", "num_programs") and self.block is not None:
+            self.bind(e.outvars, [self.place_in_grid(name, e.params["axis"], line)])
+        elif isinstance(operands, TreeOf):
             params = {k: v for k, v in e.params.items() if k not in ("operands", "results")}
             out.append(
                 Equation(name, self.operands(operands, e.invars, line), self.define(e.outvars), plain(params), (), line)
@@ -151,8 +158,6 @@ class Tracer:
             self.bind(e.outvars, self.inline(inner, [self.read(v) for v in e.invars], out, line))
         elif name in IDENTITY:
             self.bind(e.outvars, [self.read(v) for v in e.invars])
-        elif name in STRUCTURED:
-            STRUCTURED[name](self, e, out, line)
         else:
             params = {
                 k: v
@@ -166,6 +171,14 @@ class Tracer:
             if results:
                 self.note_sum(name, inputs, results[0])
             out.append(Equation(name, inputs, results, plain(params), (), line))
+
+    def place_in_grid(self, name: str, axis: int, line: Line | None) -> Operand:
+        """What `program_id` or `num_programs` is in an inlined body."""
+        assert self.block is not None
+        ids, sizes = self.block
+        if axis >= len(ids):
+            raise UnsupportedCall(f"{name}({axis}): the grid of this pallas_call has {len(ids)} axes", line)
+        return (ids if name == "program_id" else sizes)[axis]
 
     def widened(self, x: Operand, shape: tuple[int, ...], out: list[Equation], line: Line | None) -> Operand:
         """JAX lets an array of (64, 1) meet one of (64, 16) without a broadcast of its own."""
@@ -213,8 +226,8 @@ class Tracer:
     # ---- views ------------------------------------------------------------------------------------------------------
     def view(self, ref: Any, transforms: Sequence[Any], line: Line | None) -> View:
         base = self.read(ref)
-        assert isinstance(base, Value) and base.space is not None
-        v = View.whole(base)
+        assert not isinstance(base, Literal)
+        v = base if isinstance(base, View) else View.whole(base)
         for t in transforms:
             kind = type(t).__name__
             if kind == "NDIndexer":
@@ -225,7 +238,7 @@ class Tracer:
                 pass
             else:
                 raise UnsupportedCall(
-                    f"{kind} on a {base.space} Ref: views can be indexed and transposed; copy into a buffer of that shape",
+                    f"{kind} on a {v.space} Ref: views can be indexed and transposed; copy into a buffer of that shape",
                     line,
                 )
         return v
@@ -493,6 +506,13 @@ def _warp_branch(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> 
     out.append(Equation("warp_branch", (tr.read(condition),), (), (), (region,), line))
 
 
+def _inlined(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    operands, rank = tr.operands(e.params["operands"], e.invars, line), e.params["rank"]
+    before, tr.block = tr.block, (operands[:rank], operands[rank : 2 * rank])
+    tr.bind(e.outvars, tr.inline(e.params["jaxpr"], operands[2 * rank :], out, line))
+    tr.block = before
+
+
 @dataclasses.dataclass(frozen=True)
 class _without_consts:  # noqa: N801 - reads as what it does
     """A jaxpr whose constvars are bound already."""
@@ -530,6 +550,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "warp_map": _warp_map,
     "axis_index": _axis_index,
     **RANDOM,
+    "inlined": _inlined,
 }
 
 

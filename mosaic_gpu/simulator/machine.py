@@ -55,16 +55,17 @@ def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None
 
 
 def global_memory(plan: Plan, arrays: Sequence[Array], params: SimulatorParams) -> list[GlobalArray]:
-    """Inputs with their values, then outputs with none."""
+    """Inputs with their values, then outputs with none (or an aliased input's)."""
     program = plan.program
     count = len(program.inputs) - program.num_outputs
     if len(arrays) != count:
         raise ValueError(f"{program.name} takes {count} arrays, not {len(arrays)}")
     memory: list[GlobalArray] = []
-    replaced = {count + output: i for i, output in program.aliases}
+    replaced = {i for i, _ in program.aliases}
     for i, value in enumerate(program.inputs):
-        if i in replaced:
-            memory.append(GlobalArray.of_input(f"output {i - count}", np.asarray(arrays[replaced[i]])))
+        first = next((a for a, o in program.aliases if o == i - count), None)
+        if first is not None:
+            memory.append(memory[first])  # one array: what is written to the output is seen by who reads the input
             continue
         if i >= count:
             poison = params.uninitialized == "nan"
@@ -76,7 +77,7 @@ def global_memory(plan: Plan, arrays: Sequence[Array], params: SimulatorParams) 
                 f"{program.name}: input {i} is {array.dtype}{list(array.shape)}; "
                 f"the kernel was traced for {value.dtype}{list(value.shape)}"
             )
-        memory.append(GlobalArray.of_input(f"input {i}", array))
+        memory.append(GlobalArray.of_input(f"input {i}", array.copy() if i in replaced else array))
     return memory
 
 
@@ -95,6 +96,9 @@ class Machine:
         self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
         self.written: list[int] = []
         self.added: set[int] = set()
+        inputs = len(plan.program.inputs) - plan.program.num_outputs
+        self._aliases = {inputs + o: i for i, o in plan.program.aliases}
+        self._before = {i: arrays[i].data.copy() for i in self._aliases}
         if params.checks:
             size = SharedMemory.size_of(plan.shared_bytes)
             self.tables = Tables(plan, size, params.shadow == "bytes")
@@ -104,7 +108,8 @@ class Machine:
 
     def _watch(self) -> None:
         for i in self.written:
-            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, i in self._several)
+            read = {i, self._aliases.get(i, i)} & self._several
+            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, bool(read))
 
     def run(self, clusters: range) -> None:
         """Run some of the clusters, one after the other."""
@@ -115,6 +120,10 @@ class Machine:
         """Forget what clusters have done to global memory, and what was noticed of it."""
         for i in self.written:
             array, value = self.arrays[i], self.plan.program.inputs[i]
+            if i in self._aliases:
+                self.arrays[i] = GlobalArray.of_input(array.name, self._before[i])
+                self.arrays[self._aliases[i]] = self.arrays[i]
+                continue
             self.arrays[i] = GlobalArray.of_output(array.name, value.shape, value.dtype, array.written is not None)
         self._watch()
         if self.meter is not None:

@@ -55,7 +55,14 @@ OUTSIDE = {
         debug=False,
         input_output_aliases=None,
     ),
-    plgpu.CompilerParams: dict(approx_math=False, strict_math=False, arch=None, strict=False),
+    plgpu.CompilerParams: dict(
+        approx_math=False,
+        strict_math=False,
+        arch=None,
+        strict=False,
+        dimension_semantics=None,
+        max_concurrent_steps=2,
+    ),
     plgpu.GMEM: dict(shape=(8, 64), dtype=F),
     plgpu.SMEM: dict(shape=(8, 64), dtype=F, transforms=TILE),
     plgpu.TMEM: dict(shape=(128, 64), dtype=F, packed=None, collective=None, layout=None),
@@ -113,8 +120,23 @@ NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
 NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion"}
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
+# Checked when they meet arrays; tests/pallas.
+NOT_HERE |= {"pallas_call", "emit_pipeline", "register_backend", "TritonCompilerParams", "PrefetchScalarGridSpec"}
+NOT_HERE |= {
+    "ANY",
+    "BlockSpec",
+    "Blocked",
+    "BoundedSlice",
+    "Buffered",
+    "CostEstimate",
+    "Element",
+    "GridSpec",
+    "Indirect",
+}
+NOT_HERE |= {"Squeezed", "no_block_spec", "squeezed"}
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
+    ("CompilerParams", "dimension_semantics"): [None],
     ("wgmma_wait", "after"): [None, 1.5],
     ("kernel", "scratch_types"): [None],
     ("kernel", "compiler_params"): [None],

@@ -158,9 +158,11 @@ def test_aliases_must_fit():
         plgpu.kernel(add, jax.ShapeDtypeStruct((64, 128), F), input_output_aliases=[(0, 0)])
 
 
-def test_the_replaced_input_is_not_read():
-    def body(x, start, out, tile):
-        tile[...] = plgpu.load(start, layout=plgpu.Layout.WG_STRIDED)
+def test_both_names_are_one_array():
+    """What blocks store by one name and load by the other is a race."""
 
-    with pytest.raises(UnsupportedCall, match="shares its memory"):
+    def body(x, start, out, tile):
+        out[...] = plgpu.load(start, layout=plgpu.Layout.WG_STRIDED) + 1.0
+
+    with pytest.raises(Race, match="a load reads gmem input 1, which a store writes"):
         adder(body)(X.astype(np.float32), START.astype(np.float32))

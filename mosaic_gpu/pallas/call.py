@@ -1,0 +1,325 @@
+"""`pallas_call`: the call, its checks at the first use with arrays, and the primitive that it binds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+from jax.ref import AbstractRef
+
+from .. import arguments
+from ..errors import Line, UnsupportedCall
+from ..frontend import shard_map
+from ..frontend.memory import RefType
+from ..frontend.primitives import is_ref
+from ..frontend.trace import function_line
+from ..memory import GMEM_SPACE
+from ..simulator.params import SimulatorParams
+from . import backends, batching
+from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, specs_of
+from .specs import CostEstimate, GridSpec, no_block_spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A traced call; compared by identity, so that JAX's caches key on it cheaply.
+
+    jaxpr: the body, closed, over (prefetch, input, output, scratch) Refs; aliases: (operand, output), operands counted with the
+    prefetch operands; params: what chose the backend; body: the Python function, with how its arguments hang together.
+    """
+
+    name: str
+    jaxpr: Any
+    mapping: GridMapping
+    scratch: Any
+    aliases: tuple[tuple[int, int], ...]
+    params: Any
+    interpret: bool | SimulatorParams
+    debug: bool
+    cost: CostEstimate | None
+    metadata: Any
+    line: Line | None
+
+    @property
+    def out_avals(self) -> tuple[jax.core.ShapedArray, ...]:
+        return tuple(jax.core.ShapedArray(b.shape, b.dtype) for b in self.mapping.outputs)
+
+    def with_(self, **changes: Any) -> Call:
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        return f"{self.name} grid={self.mapping.grid} vmapped={self.mapping.vmapped}"
+
+
+def pallas_call(
+    kernel: Callable[..., None],
+    out_shape: Any,
+    *,
+    grid_spec: Any = None,
+    grid: Any = (),
+    in_specs: Any = no_block_spec,
+    out_specs: Any = no_block_spec,
+    scratch_shapes: Any = (),
+    input_output_aliases: Mapping[int, int] | None = None,
+    debug: bool = False,
+    interpret: bool | SimulatorParams | None = False,
+    name: str | None = None,
+    compiler_params: Any = None,
+    cost_estimate: Any = None,
+    metadata: Any = None,
+) -> Callable[..., Any]:
+    """Run `kernel` at each point of a grid, on the blocks of the arrays that belong there.
+
+    kernel(*scalar-prefetch Refs, *input Refs, *output Refs, *scratch Refs) returns None and captures no arrays.
+    out_shape: `jax.ShapeDtypeStruct` or a tree of them; a tuple or list gives the kernel one argument for each entry.
+    grid: sizes, ints or int32 scalars (known at run time only); `program_id(i)` says where one is.
+    in_specs, out_specs: a `BlockSpec` for each array, in trees like theirs.  Omitted: every array comes whole, in shared memory.
+    `no_block_spec` in one slot: that array stays whole in global memory.
+    grid_spec: grid, in_specs, out_specs and scratch_shapes in one, and the number of scalar-prefetch operands.
+    scratch_shapes: `SMEM(...)`, `ACC(...)`, `Barrier(...)`, a sequence or (for keywords) a mapping; they live as long as a block.
+    input_output_aliases: input -> output, flat, counted with the prefetch operands: one buffer for both.
+    interpret: True: as XLA operations, on any platform; `SimulatorParams(...)`: in the simulator.  Both after the call has been
+    held against the target's rules.  False: compiled on a GPU, simulated where there is none.
+    compiler_params: its type chooses the backend; None: `mosaic_gpu.CompilerParams()`.
+    cost_estimate, metadata: kept with the call.  debug: print the mapping and the traced program.
+
+    Nothing but the arguments' kinds is checked before the first call with arrays, where errors name them by path
+    (`args[0]['w']`).  Raises ValueError, TypeError, and the classes of `mosaic_gpu.errors`.
+    """
+    if grid_spec is not None:
+        for what, given, default in (
+            ("grid", grid, ()),
+            ("in_specs", in_specs, no_block_spec),
+            ("out_specs", out_specs, no_block_spec),
+            ("scratch_shapes", scratch_shapes, ()),
+        ):
+            if given is not default and not (default == () and isinstance(given, (tuple, list)) and not given):
+                raise ValueError(
+                    f"If `grid_spec` is specified, then `{what}` must be `{default}`. It is {arguments.shown(given)}"
+                )
+        spec = GridSpec(
+            grid_spec.grid,
+            grid_spec.in_specs,
+            grid_spec.out_specs,
+            grid_spec.scratch_shapes,
+            getattr(grid_spec, "num_scalar_prefetch", 0),
+        )
+    else:
+        spec = GridSpec(grid, in_specs, out_specs, scratch_shapes)
+    arguments.function(WHERE, "kernel", kernel)
+    interpret = bool(interpret) if interpret is None else interpret
+    if not isinstance(interpret, (bool, SimulatorParams)):
+        arguments.refuse(WHERE, "interpret", interpret, "True, False or plgpu.SimulatorParams(...)")
+    if name is not None and not isinstance(name, str):
+        arguments.refuse(WHERE, "name", name, "a name or None")
+    options = dict(
+        aliases=dict(input_output_aliases or {}),
+        debug=arguments.flag(WHERE, "debug", debug),
+        interpret=interpret,
+        name=name or getattr(kernel, "__name__", None) or getattr(getattr(kernel, "func", None), "__name__", "kernel"),
+        params=backends.default_params() if compiler_params is None else compiler_params,
+        cost=cost_estimate,
+        metadata=metadata,
+    )
+    return _PallasCall(kernel, out_shape, spec, options)
+
+
+class _PallasCall:
+    """The wrapper: traced once for each signature.  `.lower` and `.trace` are those of its `jax.jit`."""
+
+    def __init__(self, body: Callable[..., None], out_shape: Any, spec: GridSpec, options: dict[str, Any]) -> None:
+        self.body, self.out_shape, self.spec, self.options = body, out_shape, spec, options
+        self.calls: dict[Any, tuple[Call, Any]] = {}
+        functools.update_wrapper(self, body, updated=())
+
+    def __call__(self, *args: Any) -> Any:
+        call, out_tree, operands = self.traced(*args)
+        return jax.tree.unflatten(out_tree, pallas_call_p.bind(*shard_map.alike(operands), call=call))
+
+    def traced(self, *args: Any) -> tuple[Call, Any, list[Any]]:
+        """The call for arguments, the tree of its results and the operands of the primitive."""
+        sizes, bounds = grid_of(self.spec.grid)
+        paths, tree = jax.tree_util.tree_flatten_with_path(args)
+        names = ["args" + jax.tree_util.keystr(path) for path, _ in paths]
+        leaves = [_array(n, x) for n, (_, x) in zip(names, paths, strict=True)]
+        avals = tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
+        key = (sizes, tree, tuple((a.shape, a.dtype) for a in avals))
+        if key not in self.calls:
+            self.calls[key] = _trace(self, sizes, tree, names, avals)
+        call, out_tree = self.calls[key]
+        return call, out_tree, [*bounds, *leaves]
+
+    @property
+    def lower(self) -> Any:
+        return jax.jit(self.__call__).lower
+
+    @property
+    def trace(self) -> Any:
+        return jax.jit(self.__call__).trace
+
+
+def _array(name: str, x: Any) -> Any:
+    if is_ref(x):
+        raise TypeError(f"{WHERE}: a kernel takes arrays, not Refs; {name} is one")
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return x
+    if not isinstance(x, (bool, int, float, complex)):
+        arguments.refuse(WHERE, name, x, "an array or a number")
+    return jnp.asarray(x)
+
+
+def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Sequence[Any]) -> tuple[Call, Any]:
+    o, spec = p.options, p.spec
+    args = jax.tree.unflatten(tree, range(len(avals)))
+    count = arguments.whole(WHERE, "num_scalar_prefetch", spec.num_scalar_prefetch, 0, len(args))
+    fetched, fetched_tree = jax.tree.flatten(tuple(args[:count]))
+    prefetch = tuple(avals[i] for i in fetched)
+    outs, out_tree = jax.tree.flatten(p.out_shape, is_leaf=lambda x: x is None)
+    for x in outs:
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            arguments.refuse(WHERE, "out_shape", x, "jax.ShapeDtypeStruct(shape, dtype) or a tree of them")
+    out_names = [
+        "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(p.out_shape)[0]
+    ]
+    index_of = (prefetch, fetched_tree)
+    blocks: list[BlockMapping] = []
+    inputs = jax.tree.structure(tuple(args[count:]))
+    for s, n, a in zip(
+        specs_of(spec.in_specs, inputs, "in_specs", "inputs"), names[len(fetched) :], avals[len(fetched) :], strict=True
+    ):
+        blocks.append(block_mapping(s, n, a.shape, a.dtype, len(grid), index_of))
+    listed = jax.tree.structure(tuple(p.out_shape) if isinstance(p.out_shape, list) else p.out_shape)
+    for s, n, x in zip(specs_of(spec.out_specs, listed, "out_specs", "outputs"), out_names, outs, strict=True):
+        blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
+    mapping = GridMapping(grid, (), prefetch, tuple(blocks), len(outs))
+    scratch = _scratch(spec.scratch_shapes)
+    aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
+    several = isinstance(p.out_shape, (tuple, list))
+
+    def call_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function
+        given = jax.tree.unflatten(tree, flat[: len(avals)])
+        results = jax.tree.unflatten(out_tree, flat[len(avals) : len(avals) + len(outs)])
+        own = jax.tree.unflatten(jax.tree.structure(scratch, is_leaf=_is_type), flat[len(avals) + len(outs) :])
+        positional, named = ((), own) if isinstance(own, dict) else (own, {})
+        result = p.body(*given, *(results if several else (results,)), *positional, **named)
+        if result is not None:
+            raise ValueError(
+                f"The kernel function {o['name']} at {function_line(p.body)} should return None. It returns a PyTree: "
+                f"{jax.tree.structure(result)}. Results are stored to output Refs: o_ref[...] = x"
+            )
+        return ()
+
+    refs = [AbstractRef(a, memory_space=GMEM_SPACE) for a in prefetch]
+    refs += [*(b.ref() for b in blocks), *(s.aval() for s in jax.tree.leaves(scratch, is_leaf=_is_type))]
+    try:
+        closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body)(*refs))
+    except (TypeError, ValueError) as error:
+        from .lowering import memory_notes
+
+        for note in memory_notes(mapping):
+            error.add_note(note)
+        raise
+    captured = [c for c in closed.consts if np.ndim(c) or hasattr(c, "aval")]
+    if captured:
+        raise ValueError(
+            f"The kernel function {o['name']} at {function_line(p.body)} in the pallas_call captures constants "
+            f"[{', '.join(str(jax.typeof(c)) for c in captured)}]. You should pass them as inputs. (Python and NumPy scalars "
+            "may be captured.)"
+        )
+    call = Call(
+        o["name"],
+        closed,
+        mapping,
+        scratch,
+        aliases,
+        o["params"],
+        o["interpret"],
+        o["debug"],
+        _cost(o["cost"]),
+        o["metadata"],
+        function_line(p.body),
+    )
+    if call.debug:
+        print(f"{call!r}\n" + "\n".join(f"  {b.name}: {b.dtype}{list(b.shape)} in blocks {b.dims}" for b in blocks))
+    return call, out_tree
+
+
+def _is_type(x: Any) -> bool:
+    return isinstance(x, RefType)
+
+
+def _scratch(given: Any) -> Any:
+    """Scratch as a tuple or dict of RefTypes."""
+    given = () if given is None else given
+    if isinstance(given, str) or not isinstance(given, (Sequence, Mapping)):
+        arguments.refuse(
+            WHERE, "scratch_shapes", given, "a sequence or a mapping of memory spaces such as [SMEM((128, 64), dtype)]"
+        )
+    found = dict(given) if isinstance(given, Mapping) else tuple(given)
+    for x in found.values() if isinstance(found, dict) else found:
+        if not _is_type(x):
+            arguments.refuse(WHERE, "scratch_shapes", x, "a memory space such as SMEM((128, 64), dtype)")
+        if x.space.kind == "gmem":
+            raise UnsupportedCall(f"{WHERE}: scratch in GMEM: pass an output for it, a kernel owns no global memory")
+    return found
+
+
+def _aliases(given: dict[Any, Any], inputs: Sequence[Any], outs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    for i, k in given.items():
+        text = f"input_output_aliases contains the mapping '{i}:{k}'"
+        if not isinstance(i, int) or not 0 <= i < len(inputs):
+            raise ValueError(f"{text} with input index {i} outside the range [0, {len(inputs)})")
+        if not isinstance(k, int) or not 0 <= k < len(outs):
+            raise ValueError(f"{text} with output index {k} outside the range [0, {len(outs)})")
+        a, b = inputs[i], outs[k]
+        if tuple(a.shape) != tuple(b.shape) or np.dtype(a.dtype) != np.dtype(b.dtype):
+            raise ValueError(
+                f"{text} referring to an input with abstract value {a.dtype}{list(a.shape)} and an output with a different one, "
+                f"{np.dtype(b.dtype)}{list(b.shape)}"
+            )
+    if len(set(given.values())) != len(given):
+        raise ValueError(f"input_output_aliases={given}: one output cannot be the buffer of two inputs")
+    return tuple(sorted(given.items()))
+
+
+def _cost(x: Any) -> CostEstimate | None:
+    if x is None:
+        return None
+    if not all(hasattr(x, n) for n in ("flops", "transcendentals", "bytes_accessed")):
+        arguments.refuse(WHERE, "cost_estimate", x, "CostEstimate(flops=, transcendentals=, bytes_accessed=)")
+    return CostEstimate(x.flops, x.transcendentals, x.bytes_accessed, getattr(x, "remote_bytes_transferred", 0))
+
+
+pallas_call_p = jex.Primitive("pallas_call")
+pallas_call_p.multiple_results = True
+pallas_call_p.def_abstract_eval(lambda *avals, call: shard_map.result_types(call.out_avals, avals))
+
+
+def _impl(*operands: Any, call: Call) -> list[Any]:
+    """Outside jit, so that the class of an error comes out as it is."""
+    platforms = {d.platform for x in operands if isinstance(x, jax.Array) for d in x.devices()}
+    platform = next(iter(platforms), jax.default_backend())
+    return backends.run(call, backends.canonical(platform), operands, eager=True)
+
+
+pallas_call_p.def_impl(_impl)
+
+batching.register(pallas_call_p)
+for _platform in ("cpu", "cuda", "rocm"):
+    mlir.register_lowering(
+        pallas_call_p,
+        mlir.lower_fun(
+            functools.partial(
+                lambda *a, call, platform: backends.run(call, platform, a, eager=False), platform=_platform
+            ),
+            multiple_results=True,
+        ),
+        platform=_platform,
+    )

@@ -1,0 +1,291 @@
+"""Specs held against arrays: a `GridMapping`, one `BlockMapping` for each input and output, index maps as jaxprs.
+
+Orders, everywhere in this package:
+
+=============  =====================================================================
+of what        order
+=============  =====================================================================
+the primitive  dynamic grid bounds, scalar-prefetch operands, inputs
+the kernel     scalar-prefetch Refs, input Refs, output Refs, scratch
+an index map   program ids (one an axis of the grid), scalar-prefetch Refs
+=============  =====================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.ref import AbstractRef
+
+from .. import arguments
+from ..errors import Line, UnsupportedCall
+from ..frontend import shard_map
+from ..frontend.trace import function_line
+from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
+from .blocks import kept_shape, why_no_tma
+from .pipeline import check_dims, is_scalar
+from .specs import BlockDim, BlockSpec, _NoBlockSpec, no_block_spec
+
+WHERE = "pallas_call"
+
+
+class _Dynamic:
+    def __repr__(self) -> str:
+        return "dynamic"
+
+
+dynamic = _Dynamic()
+"""In a grid: a size that is an operand of the call."""
+GridSize = int | _Dynamic
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockMapping:
+    """One input or output.
+
+    name: as errors call it (`args[0]`, `args[1]['w']`, `outputs[0]`); shape, dtype: the array's; dims: the block's, () for an
+    array that is left whole where it is; index: a closed jaxpr, (program ids, prefetch Refs) -> one int32 a dimension;
+    in_gmem: the spec says so; depth: buffers, None: max_concurrent_steps.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    dims: tuple[BlockDim, ...]
+    index: Any
+    in_gmem: bool
+    depth: int | None = None
+    delay: int = 0
+    transforms: tuple[SmemTransform, ...] = ()
+    line: Line | None = None
+    left: str = ""  # why a whole array stayed in GMEM without the spec saying so
+
+    @property
+    def staged(self) -> bool:
+        """Whether blocks go through shared memory."""
+        return not self.in_gmem and self.why_not is None
+
+    @property
+    def why_not(self) -> str | None:
+        return why_no_tma(self.shape, self.dims, self.dtype) if self.dims else "the array is left where it is"
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """What the kernel sees."""
+        return kept_shape(self.dims) if self.dims else self.shape
+
+    def ref(self) -> AbstractRef:
+        space = MemorySpace("smem", self.transforms) if self.staged else GMEM_SPACE
+        return AbstractRef(jax.core.ShapedArray(self.block_shape, self.dtype), memory_space=space)
+
+    def starts(self, ids: Sequence[Any], prefetch: Sequence[Any]) -> list[Any]:
+        """The index map's result; known numbers come as ints."""
+        found = jex.jaxpr_as_fun(self.index)(*(jnp.asarray(i, jnp.int32) for i in ids), *prefetch)
+        return [
+            int(v.val) if isinstance(v, jex.Literal) else x
+            for v, x in zip(self.index.jaxpr.outvars, found, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class GridMapping:
+    """grid: sizes, `dynamic` where an operand says; vmapped: axes that vmap has put there, which the kernel does not see;
+    prefetch: types of the scalar-prefetch operands; blocks: of inputs, then outputs."""
+
+    grid: tuple[GridSize, ...]
+    vmapped: tuple[int, ...]
+    prefetch: tuple[jax.core.ShapedArray, ...]
+    blocks: tuple[BlockMapping, ...]
+    num_outputs: int
+
+    @property
+    def num_dynamic(self) -> int:
+        return sum(n is dynamic for n in self.grid)
+
+    @property
+    def inputs(self) -> tuple[BlockMapping, ...]:
+        return self.blocks[: len(self.blocks) - self.num_outputs]
+
+    @property
+    def outputs(self) -> tuple[BlockMapping, ...]:
+        return self.blocks[len(self.blocks) - self.num_outputs :]
+
+    def sizes(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """The grid with its dynamic sizes filled in."""
+        given = iter(bounds)
+        return tuple(next(given) if n is dynamic else n for n in self.grid)
+
+    def seen(self, per_axis: Sequence[Any]) -> tuple[Any, ...]:
+        """Of something for each axis, what belongs to the axes that the kernel sees."""
+        return tuple(x for i, x in enumerate(per_axis) if i not in self.vmapped)
+
+
+def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], list[Any]]:
+    """The grid as sizes, and the operands for its dynamic ones."""
+    if isinstance(grid, str) or (not hasattr(grid, "__iter__") and not isinstance(grid, (int, np.integer))):
+        if not hasattr(grid, "dtype"):
+            arguments.refuse(WHERE, "grid", grid, "an int or a tuple of ints and int32 scalars")
+    entries = tuple(grid) if hasattr(grid, "__iter__") and not hasattr(grid, "dtype") else (grid,)
+    sizes: list[GridSize] = []
+    bounds = []
+    for i, n in enumerate(entries):
+        if is_scalar(n) or (isinstance(n, jax.Array) and not n.shape):
+            sizes.append(dynamic)
+            bounds.append(jnp.asarray(n, jnp.int32))
+        elif isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str):
+            raise UnsupportedCall(
+                f"{WHERE}: grid[{i}]={n}: named axes of a grid are `kernel`'s (grid_names); here use program_id({i})"
+            )
+        else:
+            sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0))
+    return tuple(sizes), bounds
+
+
+def specs_of(specs: Any, tree: Any, which: str, what: str) -> list[Any]:
+    """One spec for each leaf of the arguments; ValueError where the trees differ."""
+    count = tree.num_leaves
+    if isinstance(specs, _NoBlockSpec):
+        return [BlockSpec()] * count
+    if which == "in_specs" and not isinstance(specs, (tuple, list)):
+        raise ValueError(f"`in_specs` must be a tuple or a list. Found: {arguments.shown(specs)}")
+    given = tuple(specs) if isinstance(specs, list) else specs
+    leaves, structure = jax.tree.flatten(given, is_leaf=_is_spec)
+    for leaf in leaves:
+        if not _is_spec(leaf):
+            arguments.refuse(WHERE, which, leaf, "BlockSpec or no_block_spec, in a tree like that of the arrays")
+    if structure != tree:
+        raise ValueError(_mismatch(given, jax.tree.unflatten(tree, range(count)), which, what))
+    return leaves
+
+
+def _is_spec(x: Any) -> bool:
+    return x is None or isinstance(x, (BlockSpec, _NoBlockSpec))
+
+
+def _mismatch(specs: Any, values: Any, which: str, what: str) -> str:
+    found: list[str] = []
+
+    def compare(a: Any, b: Any, path: str) -> None:
+        at = f"at {path or 'the top'}, "
+        if _is_spec(a) and isinstance(b, int):
+            return
+        if type(a) is not type(b):
+            left = "a pytree leaf" if _is_spec(a) else f"a {type(a).__name__}"
+            right = "a pytree leaf" if isinstance(b, int) else f"a {type(b).__name__}"
+            found.append(f"{at}`{which}` is {left} but `{what}` is {right}, so their Python types differ")
+        elif isinstance(a, dict):
+            if set(a) != set(b):
+                found.append(f"{at}`{which}` has the keys {sorted(a)} but `{what}` {sorted(b)}")
+            else:
+                for k in a:
+                    compare(a[k], b[k], f"{path}[{k!r}]")
+        elif isinstance(a, (tuple, list)):
+            if len(a) != len(b):
+                found.append(f"{at}`{which}` has {len(a)} entries but `{what}` {len(b)}")
+            else:
+                for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                    compare(x, y, f"{path}[{i}]")
+        else:
+            found.append(f"{at}`{which}` and `{what}` differ")
+
+    compare(specs, values, "")
+    lines = "".join(f"\n    * {line}." for line in found)
+    return f"Pytree for `{which}` and `{what}` do not match. There are {len(found)} mismatches, including:{lines}"
+
+
+def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank: int, prefetch: Any) -> BlockMapping:
+    """A spec held against one array.  prefetch: (flat types, tree)."""
+    if isinstance(spec, _NoBlockSpec) or spec is None:
+        left = f"{name} has no BlockSpec while others have one, so it stays where it is, in global memory (GMEM)"
+        index = jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, prefetch[0]))
+        return BlockMapping(name, shape, np.dtype(dtype), (), index, True, left=left)
+    dims = spec.dims(WHERE, name, shape)
+    check_dims(WHERE, name, dims, spec)
+    if spec.collective_axes:
+        raise UnsupportedCall(
+            f"{WHERE}: {name}: a pallas_call has no cluster for collective_axes; use `kernel`", spec.line
+        )
+    in_gmem = spec.in_gmem(WHERE, name)
+    whole = spec.block_shape is None and in_gmem
+    delay = arguments.whole(WHERE, f"delay_release of {name}", spec.delay_release, 0)
+    depth = None if spec.pipeline_mode is None else spec.depth(WHERE, name, 1)
+    return BlockMapping(
+        name,
+        shape,
+        np.dtype(dtype),
+        () if whole else dims,
+        _traced_index(spec, name, shape, rank, prefetch),
+        in_gmem,
+        depth,
+        delay,
+        spec.checked_transforms(WHERE, name),
+        spec.line,
+    )
+
+
+def _index_types(rank: int, prefetch: Sequence[jax.core.ShapedArray]) -> list[Any]:
+    ids = [jax.ShapeDtypeStruct((), jnp.int32)] * rank
+    return [*ids, *(AbstractRef(a, memory_space=GMEM_SPACE) for a in prefetch)]
+
+
+def _traced_index(spec: BlockSpec, name: str, shape: Sequence[int], rank: int, prefetch: Any) -> Any:
+    flat, tree = prefetch
+    f = spec.index_map
+    if f is None:
+        return jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, flat))
+    arguments.function(WHERE, f"index_map of {name}", f)
+    what = f"Index map function {_shown(f)} for {name}"
+
+    def traced(*given: Any) -> list[Any]:
+        found = f(*given[:rank], *jax.tree.unflatten(tree, given[rank:]))
+        found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        if len(found) != len(shape):
+            raise ValueError(
+                f"{what} must return {len(shape)} values to match block_shape={spec.block_shape}. "
+                f"Currently returning {len(found)} values."
+            )
+        for i, x in enumerate(found):
+            if np.shape(x) or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+                kind = jax.typeof(x) if hasattr(x, "aval") else arguments.shown(x)
+                raise ValueError(f"{what} must return integer scalars. Output[{i}] has type {kind}.")
+        return [x if isinstance(x, int) or x.dtype == jnp.int32 else jnp.asarray(x, jnp.int32) for x in found]
+
+    try:
+        closed = shard_map.traced_outside(lambda: jax.make_jaxpr(traced)(*_index_types(rank, flat)))
+    except TypeError as error:
+        if "positional argument" in str(error):
+            error.add_note(
+                f"{what}: it is called with {rank} program ids and {len(jax.tree.unflatten(tree, flat))} scalar-prefetch Refs"
+            )
+        raise
+    arrays = [c for c in closed.consts if np.ndim(c) or hasattr(c, "aval")]
+    if arrays:
+        raise ValueError(
+            f"{what} must not capture constants: {[jax.typeof(c).str_short() for c in arrays]}. Pass them as scalar-prefetch "
+            "operands (PrefetchScalarGridSpec)"
+        )
+    return closed
+
+
+def _shown(f: Callable[..., Any]) -> str:
+    line = function_line(f)
+    name = getattr(getattr(f, "func", f), "__name__", "index_map")
+    return f"{name} at {line.file}:{line.number}" if line else name
+
+
+__all__ = [
+    "BlockMapping",
+    "GridMapping",
+    "GridSize",
+    "block_mapping",
+    "dynamic",
+    "grid_of",
+    "no_block_spec",
+    "specs_of",
+]

@@ -1,0 +1,285 @@
+"""Blocks streamed through shared memory by one warpgroup: loads run ahead of the body, stores behind it.
+
+Each input has a ring of buffers.  A step waits for its blocks, runs the body, makes the body's writes visible to TMA and meets,
+then stores what is finished and fills the buffers that the body has left.  An input whose index does not depend on the grid is
+loaded once.  An output is written back when its index changes: a new buffer each step where it surely does, else one buffer
+that stays as long as the index does, so that a body may accumulate into it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import arguments
+from ..errors import UnsupportedCall
+from ..frontend.loops import run_scoped, when
+from ..frontend.memory import Barrier
+from ..frontend.primitives import is_ref, space_of, split_ref
+from ..frontend.trace import function_line
+from ..ops.barriers import barrier_wait
+from ..ops.copies import commit_smem, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem
+from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_no_tma
+from .specs import BlockDim, Blocked, BlockSpec, BoundedSlice, Indirect
+
+Body = Callable[..., Any]
+
+
+def emit_pipeline(
+    body: Body,
+    *,
+    grid: Sequence[Any] | int,
+    in_specs: Sequence[BlockSpec] = (),
+    out_specs: Sequence[BlockSpec] = (),
+    max_concurrent_steps: int = 1,
+    delay_release: int = 0,
+    init_carry: Any = None,
+) -> Callable[..., Any]:
+    """A loop over `grid` inside a kernel, its blocks streamed between GMEM and SMEM by TMA.
+
+    body(indices, *input blocks, *output blocks[, carry]): indices are int32 scalars, one for each axis of the grid; blocks are
+    SMEM Refs of the specs' block shapes (GMEM views where the spec says GMEM, or where TMA has no such block: rows that are no
+    multiple of 16 bytes, more than five dimensions).
+    grid: sizes, ints or int32 scalars; the last axis is the fastest.
+    in_specs, out_specs: `BlockSpec`s, one for each array; their index maps get the indices.
+    max_concurrent_steps: buffers for each array that changes from step to step, so how far loads run ahead.
+    delay_release: a body that leaves work in flight on its inputs (`wgmma_wait(1)`) needs them for so many further steps; also
+    `BlockSpec.delay_release`, for one input.  Less than max_concurrent_steps.
+    init_carry: given, the body gets a carry as its last argument and returns the next; the pipeline returns the last.
+
+    The result is called with the GMEM Refs (or views) of the inputs, then of the outputs.  Blocks that stick out of an array
+    read zeros there and are not written there.  For one warpgroup: under `num_threads` call it in a branch of one.
+    Raises ValueError and UnsupportedCall, with the spec that is wrong.
+    """
+    where = "emit_pipeline"
+    arguments.function(where, "body", body)
+    steps = arguments.whole(where, "max_concurrent_steps", max_concurrent_steps, 1)
+    delay = arguments.whole(where, "delay_release", delay_release, 0)
+    sizes: tuple[Any, ...] = tuple(grid) if hasattr(grid, "__iter__") else (grid,)
+    sizes = tuple(n if is_scalar(n) else arguments.whole(where, f"grid[{i}]", n, 0) for i, n in enumerate(sizes))
+    kind = (BlockSpec,)
+    ins = arguments.sequence_of(where, "in_specs", in_specs, kind, "BlockSpec")
+    outs = arguments.sequence_of(where, "out_specs", out_specs, kind, "BlockSpec")
+
+    def pipeline(*refs: Any) -> Any:
+        if len(refs) != len(ins) + len(outs):
+            raise TypeError(
+                f"emit_pipeline: {len(ins)} in_specs and {len(outs)} out_specs, but it is called with {len(refs)} Refs"
+            )
+        names = [f"input {i}" for i in range(len(ins))] + [f"output {i}" for i in range(len(outs))]
+        moved = [
+            _moved(n, r, s, steps, max(delay, s.delay_release) if i < len(ins) else 0, len(sizes))
+            for i, (n, r, s) in enumerate(zip(names, refs, (*ins, *outs), strict=True))
+        ]
+        return stream(body, sizes, moved[: len(ins)], moved[len(ins) :], init_carry)
+
+    return pipeline
+
+
+def is_scalar(n: Any) -> bool:
+    """Whether a grid's size is known at run time only."""
+    return hasattr(n, "aval") and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
+
+
+def _moved(name: str, ref: Any, spec: BlockSpec, steps: int, delay: int, rank: int) -> Moved:
+    where = "emit_pipeline"
+    space = space_of(ref)
+    if not is_ref(ref) or space is None or space.kind != "gmem":
+        arguments.refuse(where, name, ref, "a GMEM Ref or a view of one")
+    dims = spec.dims(where, name, ref.shape)
+    if spec.collective_axes:
+        raise UnsupportedCall(
+            f"{where}: {name}: collective_axes needs the blocks of a cluster to agree on when a buffer is free; load it with "
+            "copy_gmem_to_smem(..., collective_axes=) and a ClusterBarrier",
+            spec.line,
+        )
+    check_dims(where, name, dims, spec)
+    if split_ref(ref)[1]:  # a part of an array: what sticks out of it would be its neighbour
+        for d, n in zip(dims, ref.shape, strict=True):
+            if isinstance(d, Blocked) and n % d.block_size:
+                raise ValueError(
+                    f"{where}: {name} is a view of shape {tuple(ref.shape)}, which blocks of {spec.block_shape} do not divide; "
+                    "the last one would reach into its neighbour. Pass the whole array and add the offset in the index map"
+                )
+
+    def index(ids: Ids) -> Sequence[Any]:
+        if spec.index_map is None:
+            return (0,) * len(dims)
+        found = spec.index_map(*ids)
+        found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        if len(found) != len(dims):
+            raise ValueError(
+                f"{where}: the index map of {name} must return {len(dims)} values to match block_shape={spec.block_shape}, not "
+                f"{len(found)}\n  at {function_line(spec.index_map)}"
+            )
+        return found
+
+    staged = not spec.in_gmem(where, name) and why_no_tma(ref.shape, dims, ref.dtype) is None
+    depth = spec.depth(where, name, steps)
+    if delay and delay >= depth:
+        raise ValueError(
+            f"{where}: {name}: delay_release={delay} must be less than its buffers, {depth} (max_concurrent_steps)"
+        )
+    return Moved(name, ref, dims, index, depth, delay, spec.checked_transforms(where, name), staged)
+
+
+def check_dims(where: str, name: str, dims: Sequence[BlockDim], spec: BlockSpec) -> None:
+    """UnsupportedCall for kinds of dimensions that blocks streamed by TMA cannot have."""
+    for d in dims:
+        if isinstance(d, (BoundedSlice, Indirect)):
+            kind = type(d).__name__
+            way = (
+                "a TMA box has a fixed size: use Element(size) and mask in the body"
+                if isinstance(d, BoundedSlice)
+                else "squeeze the dimension and let the index map read the row's number (scalar prefetch)"
+            )
+            raise UnsupportedCall(f"{where}: {name}: a {kind} dimension cannot be streamed; {way}", spec.line)
+
+
+def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Sequence[Moved], carry: Any) -> Any:
+    """The pipeline over operands that have been checked."""
+    total = functools.reduce(operator.mul, grid, 1)
+    known = isinstance(total, int)
+    if known and total == 0:
+        return carry
+    plan = _Rings(grid, total if known else None, inputs, outputs)
+
+    def run(buffers: dict[str, Any], barriers: Sequence[Any]) -> Any:
+        return _loop(body, grid, total, plan, [buffers.get(m.name) for m in (*inputs, *outputs)], barriers, carry)
+
+    return run_scoped(run, plan.buffers(), plan.barriers())
+
+
+class _Rings:
+    """Which operands share a barrier, and how many buffers each has."""
+
+    def __init__(
+        self, grid: Sequence[Any], total: int | None, inputs: Sequence[Moved], outputs: Sequence[Moved]
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        rank = len(grid)
+        long = [i for i, n in enumerate(grid) if not (isinstance(n, int) and n == 1)]
+        found = [dependence(m.index, rank) for m in (*inputs, *outputs)]
+        changing = [bool(d.axes & set(long)) for d in found]
+        limit = total if total is not None else 2**31
+        self.depths = [min(m.depth, limit) if c else 1 for m, c in zip((*inputs, *outputs), changing, strict=True)]
+        self.streaming = [_changes_each_step(d, grid, long) for d in found[len(inputs) :]]
+        for i, s in enumerate(self.streaming):
+            if not s:
+                self.depths[len(inputs) + i] = 1
+        # Inputs that are filled at the same time share barriers: (changing, depth, delay) -> operands
+        self.groups: dict[tuple[bool, int, int], list[int]] = {}
+        for i, m in enumerate(inputs):
+            if m.staged:
+                depth = self.depths[i]
+                self.groups.setdefault((changing[i], depth, min(m.delay, depth - 1)), []).append(i)
+        self.constant = [not c for c in changing[len(inputs) :]]
+
+    def buffers(self) -> dict[str, Any]:
+        operands = zip((*self.inputs, *self.outputs), self.depths, strict=True)
+        return {m.name: m.buffer(n) for m, n in operands if m.staged}
+
+    def barriers(self) -> list[Any]:
+        return [
+            Barrier(num_arrivals=len(members), num_barriers=depth) for (_, depth, _), members in self.groups.items()
+        ]
+
+
+def _changes_each_step(d: Dependence, grid: Sequence[Any], long: Sequence[int]) -> bool:
+    """Whether an index surely differs from one step to the next."""
+    if not long:
+        return True
+    if all(isinstance(n, int) for n in grid):
+        return long[-1] in d.plain
+    return d.plain >= set(long)  # an axis may turn out to have one step
+
+
+def _loop(
+    body: Body, grid: Sequence[Any], total: Any, p: _Rings, buffers: Sequence[Any], barriers: Sequence[Any], carry: Any
+) -> Any:
+    inputs, outputs = p.inputs, p.outputs
+    groups = list(zip(p.groups.items(), barriers, strict=True))
+    staged = [i for i, m in enumerate(outputs) if m.staged]
+    streamed = [i for i in staged if p.streaming[i]]
+    constant = [i for i in staged if p.constant[i] and not p.streaming[i]]
+    visited = [i for i in staged if i not in streamed and i not in constant]
+    out_buffers = buffers[len(inputs) :]
+
+    def load(step: Any, members: Sequence[int], depth: int, barrier: Any) -> None:
+        step = jnp.asarray(step, jnp.int32)
+        slot = _slot(step, depth)
+        ids = unravel(step, grid)
+        for i in members:
+            copy_gmem_to_smem(inputs[i].block(ids, step * 0), inputs[i].slot(buffers[i], slot), barrier.at[slot])
+
+    def store(i: int, step: Any, commit: bool) -> None:
+        m = outputs[i]
+        copy_smem_to_gmem(
+            m.slot(out_buffers[i], _slot(step, p.depths[len(inputs) + i])),
+            m.block(unravel(step, grid), step * 0),
+            commit_group=commit,
+        )
+
+    for ((_, depth, _), members), barrier in groups:
+
+        def first(step: Any, _: None, members: Any = members, depth: int = depth, barrier: Any = barrier) -> None:
+            load(step, members, depth, barrier)
+
+        first_steps = depth if isinstance(total, int) else jnp.minimum(count(depth), total)
+        jax.lax.fori_loop(count(0), count(first_steps), first, None)
+
+    def one(step: Any, carry: Any) -> Any:
+        step = jnp.asarray(step, jnp.int32)
+        ids = unravel(step, grid)
+        for ((changing, depth, _), _), barrier in groups:
+            if changing:
+                barrier_wait(barrier.at[_slot(step, depth)])
+            else:
+                when(step == 0)(functools.partial(barrier_wait, barrier.at[0]))
+        if streamed:  # what left the buffer `depth` steps ago has been read
+            wait_smem_to_gmem(min(p.depths[len(inputs) + i] for i in streamed) - 1, wait_read_only=True)
+        blocks = [
+            m.slot(b, _slot(step, n)) if m.staged else block_of(m.ref, m.dims, m.index(ids), step * 0)
+            for m, b, n in zip((*inputs, *outputs), buffers, p.depths, strict=True)
+        ]
+        carry = body(ids, *blocks) if carry is None else body(ids, *blocks, carry)
+        commit_smem()  # the body's writes are visible to TMA, and all threads have read its inputs
+        last = step == total - 1
+        finished = {i: last | _moves(outputs[i], ids, unravel(step + 1, grid)) for i in visited}
+        for i in streamed:
+            store(i, step, i == streamed[-1])
+        for i, done in finished.items():
+            when(done)(functools.partial(store, i, step, True))
+        for i in constant:
+            when(last)(functools.partial(store, i, step, True))
+        for ((changing, depth, delay), members), barrier in groups:
+            following = step + (depth - delay)
+            if changing and not (isinstance(total, int) and depth - delay >= total):
+                enough = (following < total) & (step >= delay) if delay else following < total
+                when(enough)(functools.partial(load, following, members, depth, barrier))
+        for done in finished.values():
+            when(done)(lambda: wait_smem_to_gmem(0, wait_read_only=True))
+        return carry
+
+    carry = jax.lax.fori_loop(count(0), count(total), one, carry)
+    if staged:
+        wait_smem_to_gmem(0)
+    return carry
+
+
+def _slot(step: Any, depth: int) -> Any:
+    return 0 if depth == 1 else jax.lax.rem(step, jnp.asarray(depth, jnp.int32))
+
+
+def _moves(m: Moved, ids: Ids, following: Ids) -> Any:
+    """Whether the next step works on another block."""
+    changed = [a != b for a, b in zip(m.index(ids), m.index(following), strict=True)]
+    return functools.reduce(operator.or_, [c for c in changed if not isinstance(c, bool)], jnp.bool_(False))
+
+
+__all__ = ["check_dims", "emit_pipeline", "is_scalar", "stream"]

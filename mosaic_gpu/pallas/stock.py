@@ -1,0 +1,170 @@
+"""To and from JAX's own Pallas: its calls compiled by us, our calls handed to its Triton backend.
+
+The only file that imports `jax.experimental.pallas` (public names), and only when it is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.interpreters import mlir
+
+from ..errors import UnsupportedCall
+from ..frontend.memory import ACC, SMEM
+from ..program import CompilerParams
+from . import lowering
+from .call import Call
+from .interpret import Place
+from .mapping import BlockMapping, GridMapping, dynamic
+from .specs import BlockDim, Blocked, Buffered, Element, Squeezed
+
+
+def _stock() -> Any:
+    import jax.experimental.pallas as pl
+
+    return pl
+
+
+# ---- a stock call, compiled by us -----------------------------------------------------------------------------------------
+@functools.cache
+def register() -> bool:
+    """Let stock `pallas_call(..., compiler_params=mosaic_gpu.CompilerParams())` compile with us on CUDA; whether JAX can."""
+    try:
+        from jax.extend.pallas import register_lowering_rule
+    except ImportError:  # an older JAX
+        return False
+    register_lowering_rule(CompilerParams, lower_stock_call, platform="gpu")
+    return True
+
+
+def lower_stock_call(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """The lowering rule that stock Pallas asks for our `CompilerParams`."""
+    call = call_of(params)
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        return lowering.run(call, *arrays)
+
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def call_of(params: dict[str, Any]) -> Call:
+    """A stock call's parameters as a `Call`."""
+    m = params["grid_mapping"]
+    name = str(params.get("name") or "kernel")
+    if params.get("mesh") is not None or m.grid_names:
+        raise UnsupportedCall(f"{name}: a pallas_call over a mesh or named axes: use plgpu.kernel(grid_names=...)")
+    jaxpr = params["jaxpr"]
+    closed = jex.ClosedJaxpr(jaxpr, ()) if not hasattr(jaxpr, "consts") else jaxpr
+    count = m.num_index_operands
+    prefetch = [v.aval for v in closed.jaxpr.invars[:count]]
+    mapping = GridMapping(
+        tuple(n if isinstance(n, int) else dynamic for n in m.grid),
+        tuple(m.vmapped_dims),
+        tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in prefetch),
+        tuple(_block_of(b, name) for b in m.block_mappings),
+        m.num_outputs,
+    )
+    aliases = params.get("input_output_aliases") or ()
+    pairs = aliases.items() if isinstance(aliases, dict) else aliases
+    return Call(
+        name,
+        closed,
+        mapping,
+        tuple(_scratch_of(a, name) for a in m.scratch_avals),
+        tuple((int(i) - mapping.num_dynamic, int(o)) for i, o in pairs),
+        params["compiler_params"],
+        False,
+        bool(params.get("debug")),
+        None,
+        params.get("metadata"),
+        None,
+    )
+
+
+def _block_of(b: Any, name: str) -> BlockMapping:
+    array = b.array_aval
+    space = str(getattr(b.transformed_block_aval, "memory_space", None)).rsplit(".", 1)[-1].lower()
+    in_gmem = space in ("any", "gmem", "hbm")
+    dims = tuple(_dim_of(d, name) for d in b.block_shape)
+    whole = in_gmem and dims == tuple(Blocked(n) for n in array.shape)
+    mode = b.pipeline_mode
+    return BlockMapping(
+        str(b.origin),
+        tuple(array.shape),
+        np.dtype(array.dtype),
+        () if whole else dims,
+        b.index_map_jaxpr,
+        in_gmem,
+        None if mode is None else Buffered(mode.buffer_count).buffer_count,
+    )
+
+
+def _dim_of(d: Any, name: str) -> BlockDim:
+    pl = _stock()
+    if d is None or isinstance(d, pl.Squeezed):
+        return Squeezed()
+    if isinstance(d, (int, pl.Blocked)):
+        return Blocked(int(getattr(d, "block_size", d)))
+    if isinstance(d, pl.Element):
+        return Element(d.block_size, tuple(d.padding))
+    raise UnsupportedCall(f"{name}: a block dimension {d} cannot be streamed; use Blocked, Element or None")
+
+
+def _scratch_of(aval: Any, name: str) -> Any:
+    inner = getattr(aval, "inner_aval", aval)
+    space = str(getattr(aval, "memory_space", None)).rsplit(".", 1)[-1].lower()
+    if space in ("smem", "default", "none"):
+        return SMEM(tuple(inner.shape), np.dtype(inner.dtype))
+    if space in ("regs", "acc"):
+        return ACC(tuple(inner.shape), np.dtype(inner.dtype))
+    raise UnsupportedCall(f"{name}: scratch in {space}: plgpu.pallas_call takes SMEM, ACC and Barrier")
+
+
+# ---- our call, handed to Triton -------------------------------------------------------------------------------------------
+def run_on_triton(call: Call, params: Any, *operands: Any) -> list[Any]:
+    """The call through stock Pallas with Triton's parameters."""
+    pl, m = _stock(), call.mapping
+    if m.num_dynamic or m.prefetch:
+        raise UnsupportedCall(
+            f"{call.name}: Triton has no scalar prefetch and no dynamic grid; use plgpu.CompilerParams()", call.line
+        )
+    if call.scratch:
+        raise UnsupportedCall(f"{call.name}: Triton has no scratch buffers; use plgpu.CompilerParams()", call.line)
+    rank = len(m.grid)
+
+    def body(*refs: Any) -> None:
+        ids, sizes = [pl.program_id(i) for i in range(rank)], [pl.num_programs(i) for i in range(rank)]
+        Place(m.seen(ids), m.seen(sizes), call.line).run(call.jaxpr, refs, call.line)
+
+    def spec(b: BlockMapping) -> Any:
+        dims = b.dims or tuple(Blocked(n) for n in b.shape)
+        return pl.BlockSpec(tuple(_stock_dim(d) for d in dims), lambda *ids: tuple(b.starts(ids, ())))
+
+    cost = call.cost and pl.CostEstimate(**dataclasses.asdict(call.cost))
+    return list(
+        pl.pallas_call(
+            body,
+            [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in m.outputs],
+            grid=m.grid,
+            in_specs=[spec(b) for b in m.inputs],
+            out_specs=[spec(b) for b in m.outputs],
+            input_output_aliases=dict(call.aliases),
+            compiler_params=params,
+            cost_estimate=cost,
+            name=call.name,
+            debug=call.debug,
+        )(*operands)
+    )
+
+
+def _stock_dim(d: BlockDim) -> Any:
+    pl = _stock()
+    if isinstance(d, Squeezed):
+        return None
+    return pl.Element(d.block_size, d.padding) if isinstance(d, Element) else pl.Blocked(d.block_size)

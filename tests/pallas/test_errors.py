@@ -1,0 +1,195 @@
+"""What a pallas_call says that is wrong: nothing before arrays are seen, then the argument's path and the way out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.errors import UnsupportedCall
+
+F = jnp.float32
+X = np.ones((64, 128), np.float32)
+
+
+def out(*shape, dtype=F):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def copy(x, o):
+    o[...] = x[...]
+
+
+SHAPE = out(64, 128)
+
+
+def spec(*block, index=None, **options):
+    return plgpu.BlockSpec(block or None, index, **options)
+
+
+@pytest.mark.parametrize(
+    "what, given",
+    [("grid", 2), ("in_specs", [spec()]), ("out_specs", spec()), ("scratch_shapes", [plgpu.SMEM((8,), F)])],
+)
+def test_grid_spec_excludes_the_rest(what, given):
+    with pytest.raises(ValueError, match=f"If `grid_spec` is specified, then `{what}` must be"):
+        plgpu.pallas_call(copy, out(64, 128), grid_spec=plgpu.GridSpec(), **{what: given})
+    plgpu.pallas_call(copy, out(64, 128), grid_spec=plgpu.GridSpec(grid=1), grid=(), scratch_shapes=[])
+
+
+def call(*args, shape=SHAPE, body=copy, **options):
+    return lambda: plgpu.pallas_call(body, shape, **options)(*(args or (X,)))
+
+
+CAPTURED = jnp.arange(4.0)
+WRONG = {
+    "no tuple of specs": (call(in_specs=spec()), ValueError, "`in_specs` must be a tuple or a list"),
+    "too few specs": (
+        call(X, X, in_specs=[spec()], body=lambda x, y, o: None),
+        ValueError,
+        r"Pytree for `in_specs` and `inputs` do not match. There are 1 mismatches.*`in_specs` has 1 entries but `inputs` 2",
+    ),
+    "a spec for a tree": (
+        call({"w": X}, in_specs=[spec()]),
+        ValueError,
+        r"at \[0\], `in_specs` is a pytree leaf but `inputs` is a dict",
+    ),
+    "other keys": (
+        call({"w": X}, in_specs=[{"v": spec()}]),
+        ValueError,
+        r"at \[0\], `in_specs` has the keys \['v'\] but `inputs` \['w'\]",
+    ),
+    "outputs' tree": (
+        call(shape=[out(64, 128)] * 2, out_specs=[spec()]),
+        ValueError,
+        "Pytree for `out_specs` and `outputs` do not match",
+    ),
+    "no spec": (call(in_specs=[7]), TypeError, "in_specs must be BlockSpec or no_block_spec"),
+    "rank": (
+        call({"w": X}, in_specs=[{"w": spec(64)}]),
+        ValueError,
+        r"Block shape for args\[0\]\['w'\] \(= \(64,\)\) must have the same number of dimensions as the array shape \(64, 128\)",
+    ),
+    "block_shape": (call(in_specs=[plgpu.BlockSpec(7)]), TypeError, r"block_shape of args\[0\]"),
+    "block dim": (call(in_specs=[spec(64, 0)]), ValueError, r"block_shape\[1\] of args\[0\]=0"),
+    "padding": (
+        call(in_specs=[spec(plgpu.Element(64, (1, 2, 3)), 128)]),
+        ValueError,
+        r"padding of block_shape\[0\] of args\[0\] is \(low, high\)",
+    ),
+    "index map's length": (
+        call(in_specs=[spec(64, 128, index=lambda: 0)]),
+        ValueError,
+        r"Index map function <lambda> at .*test_errors.py:\d+ for args\[0\] must return 2 values to match "
+        r"block_shape=\(64, 128\). Currently returning 1 values",
+    ),
+    "index map's type": (
+        call(in_specs=[spec(64, 128, index=lambda: (0, 1.5))]),
+        ValueError,
+        r"must return integer scalars. Output\[1\] has type 1.5",
+    ),
+    "index map's arguments": (
+        call(in_specs=[spec(64, 128, index=lambda i: (i, 0))]),
+        TypeError,
+        "missing 1 required positional argument",
+    ),
+    "index map's constants": (
+        call(in_specs=[spec(64, 128, index=lambda i: (CAPTURED[i].astype(int), 0))], grid=1),
+        ValueError,
+        "must not capture constants",
+    ),
+    "a returned value": (
+        call(body=lambda x, o: x[...]),
+        ValueError,
+        r"The kernel function <lambda> at .* should return None. It returns a PyTree",
+    ),
+    "a captured array": (
+        call(body=lambda x, o: o.__setitem__((0, plgpu.ds(0, 4)), CAPTURED)),
+        ValueError,
+        r"captures constants \[.*4.*\]. You should pass them as inputs. \(Python and NumPy scalars may be captured.\)",
+    ),
+    "number of arguments": (call(body=lambda x: None), TypeError, "takes 1 positional argument but 2 were given"),
+    "no array": (call("x"), TypeError, r"args\[0\] must be an array or a number"),
+    "interpret": (call(interpret="yes"), TypeError, "interpret must be True, False or plgpu.SimulatorParams"),
+    "name": (call(name=3), TypeError, "name must be a name or None"),
+    "out_shape": (call(shape=(64, 128)), TypeError, "out_shape must be jax.ShapeDtypeStruct"),
+    "grid": (call(grid="x"), TypeError, "grid must be an int or a tuple"),
+    "grid's entry": (call(grid=(1.5,)), TypeError, r"grid\[0\] must be a whole number"),
+    "a named axis": (call(grid=(("i", 2),)), UnsupportedCall, "named axes of a grid are `kernel`'s"),
+    "memory space": (call(in_specs=[spec(memory_space="vmem")]), TypeError, r"memory_space of args\[0\]"),
+    "pipeline mode": (
+        call(in_specs=[spec(pipeline_mode="x")]),
+        TypeError,
+        r"pipeline_mode of args\[0\] must be Buffered",
+    ),
+    "transforms": (call(in_specs=[spec(transforms=[3])]), TypeError, r"transforms of args\[0\]"),
+    "bounded slice": (
+        call(in_specs=[spec(plgpu.BoundedSlice(64), 128)]),
+        UnsupportedCall,
+        r"args\[0\]: a BoundedSlice dimension cannot be streamed; .*Element",
+    ),
+    "indirect": (call(in_specs=[spec(plgpu.Indirect(64), 128)]), UnsupportedCall, "scalar prefetch"),
+    "collective": (call(in_specs=[spec(collective_axes=["c"])]), UnsupportedCall, "has no cluster for collective_axes"),
+    "scratch": (call(scratch_shapes=[out(8)]), TypeError, "scratch_shapes must be a memory space"),
+    "scratch's sequence": (call(scratch_shapes="x"), TypeError, "scratch_shapes must be a sequence"),
+    "scratch in GMEM": (call(scratch_shapes=[plgpu.GMEM((8,), F)]), UnsupportedCall, "scratch in GMEM: pass an output"),
+    "prefetch": (
+        call(grid_spec=plgpu.GridSpec(num_scalar_prefetch=2)),
+        ValueError,
+        "num_scalar_prefetch=2 must be a whole number from 0 to 1",
+    ),
+    "alias of no input": (
+        call(input_output_aliases={2: 0}),
+        ValueError,
+        r"input_output_aliases contains the mapping '2:0' with input index 2 outside the range \[0, 1\)",
+    ),
+    "alias of no output": (
+        call(input_output_aliases={0: 1}),
+        ValueError,
+        r"'0:1' with output index 1 outside the range \[0, 1\)",
+    ),
+    "alias of another type": (
+        call(shape=out(64, 128, dtype=jnp.int32), input_output_aliases={0: 0}),
+        ValueError,
+        "abstract value float32.* and an output with a different one, int32",
+    ),
+    "two inputs in one output": (
+        call(X, X, body=lambda x, y, o: None, input_output_aliases={0: 0, 1: 0}),
+        ValueError,
+        "one output cannot be the buffer of two inputs",
+    ),
+    "cost": (call(cost_estimate=3), TypeError, "cost_estimate must be CostEstimate"),
+    "compiler_params": (
+        call(compiler_params=3),
+        ValueError,
+        "no backend is registered for compiler_params of type int",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_errors(wrong):
+    f, kind, words = WRONG[wrong]
+    with pytest.raises(kind, match="(?s)" + words):
+        f()
+
+
+def test_nothing_is_checked_before_arrays_are_seen():
+    plgpu.pallas_call(lambda: 3, out(8), grid=(2,), in_specs=[plgpu.BlockSpec((1, 2, 3), lambda: "x")])
+
+
+def test_scalars_may_be_captured():
+    two, three = 2, np.float32(3)
+    f = plgpu.pallas_call(lambda x, o: o.__setitem__(..., x[...] * two + three), out(64, 128))
+    np.testing.assert_array_equal(f(X), X * 2 + 3)
+    np.testing.assert_array_equal(plgpu.pallas_call(f.body, out(64, 128), interpret=True)(X), X * 2 + 3)
+
+
+def test_a_ref_is_no_argument():
+    def outer(x, o):
+        plgpu.pallas_call(copy, out(64, 128))(x)
+
+    with pytest.raises(TypeError, match=r"a kernel takes arrays, not Refs; args\[0\] is one"):
+        plgpu.kernel(outer, out(64, 128))(X)
