@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from .chip import Chip
 from .space import Grid, config_class, default_config
-from .tunable import Key, Tunable, unsupported
+from .tunable import Key, Tunable
 from .workload import Attention
 
 ROWS = 64  # query rows of a compute warpgroup
@@ -113,9 +113,7 @@ class AttentionTunable(Tunable):
 
     def call(self, w: Attention, config: Any, arch: str = "") -> Callable[..., Any]:
         """The kernel of this generation."""
-        module = importlib.import_module(self.config.__module__)
-        if not hasattr(module, "attention"):
-            raise unsupported("attention", self.generation)
+        module = importlib.import_module(f"mosaic_gpu.kernels.{self.generation}.attention")
 
         def first(q: Any, k: Any, v: Any) -> Any:
             options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": False}

@@ -43,8 +43,8 @@ def hopper_only(x, o):
     o[...] = x[...]
 
 @plgpu.kernel(out_type=OUT)
-def sorts(x, o):
-    o[...] = jnp.sort(x[...])
+def unknown(x, o):
+    o[...] = jax.lax.digamma(x[...])
 
 @jax.jit
 def around(x, y):
@@ -143,7 +143,7 @@ def test_ours(verb, arguments):
         (["USER:clean"], "--arg"),
         (["USER:clean", *TYPE, "--arch", "sm_80"], "one of sm_90a"),
         (["USER:hopper_only", *TYPE, "--arch", "sm_100a"], "is for sm_90a"),
-        (["USER:sorts", *TYPE], "UnsupportedPrimitive"),
+        (["USER:unknown", *TYPE], "UnsupportedPrimitive"),
         (["USER:looped", *TYPE], "inside JAX's"),
         (["USER:none", *TYPE], "calls no kernel"),
         (["USER:clean", *TYPE, "--schedules", "-1"], "--schedules"),

@@ -81,15 +81,15 @@ def test_an_explicit_name_is_an_error_if_it_cannot(arrays, on):
     with pytest.raises(UnsupportedCall, match="matmul has no kernel for sm_80"):
         matmul(random(16, 64), random(64, 16), implementation="mosaic_gpu")
     on(None)
-    odd = random(1, 8, 1, 96)
-    with pytest.raises(UnsupportedCall, match="head dim 96"):
+    odd = random(1, 8, 1, 72)
+    with pytest.raises(UnsupportedCall, match="head dims 72 and 72"):
         attention(odd, odd, odd, implementation="mosaic_gpu")
-    with pytest.raises(UnsupportedCall, match="head dim 96"):  # only a GPU without a kernel falls back
+    with pytest.raises(UnsupportedCall, match="head dims 72 and 72"):  # only a GPU without a kernel falls back
         attention(odd, odd, odd)
 
 
 def test_a_sequence_is_tried_in_order(arrays, on, monkeypatch):
-    odd = random(1, 8, 1, 96)
+    odd = random(1, 8, 1, 72)
     assert attention(odd, odd, odd, implementation=("mosaic_gpu", "xla")).shape == odd.shape
     ours = attention(*arrays, implementation=["mosaic_gpu", "xla"])
     np.testing.assert_array_equal(ours, attention(*arrays, implementation="mosaic_gpu"))
@@ -146,8 +146,8 @@ def test_the_dispatchers_take_tuned_and_overridden_configs(monkeypatch, tmp_path
     Store(tmp_path, tunable, tunable.parse("b1s4000h8d128"), facts, tools, {}).add(
         [{"status": "ok", "seconds": 1e-3, "config": wanted.to_json()}]
     )
-    assert attention_dispatcher.choose_config(q, q, False) == wanted
+    assert attention_dispatcher.choose_config(q, q, q, False) == wanted
     with plgpu.override_config(sm90.AttentionConfig(block_kv=80)):
-        assert attention_dispatcher.choose_config(q, q, False).block_kv == 80
+        assert attention_dispatcher.choose_config(q, q, q, False).block_kv == 80
     on("sm_100a")  # that file has none of Blackwell's
-    assert attention_dispatcher.choose_config(q, q, False).generation == "sm100"
+    assert attention_dispatcher.choose_config(q, q, q, False).generation == "sm100"
