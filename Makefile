@@ -40,7 +40,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 # Every supported JAX, tests marked slow included; those compile all kernels with the NVRTC of both CUDA versions.
 test-all:
@@ -51,7 +51,7 @@ test-all:
 .PHONY: matrix
 matrix: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'nvidia-cuda-nvrtc-cu12>=12.9'
-	$(BIN)/pytest -m 'not gpu'
+	$(BIN)/pytest --numprocesses auto -m 'not gpu'
 
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu
