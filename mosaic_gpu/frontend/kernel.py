@@ -80,7 +80,7 @@ def kernel(
     interpret: True runs the simulator whatever the device, `SimulatorParams(...)` too, and says how; None: only where there
     is no GPU.
     input_output_aliases: {input: output} by number: the output starts with the input's values, and takes its place in memory
-    where XLA can arrange that (where it cannot it copies).  The body uses the output's Ref.
+    where XLA can arrange that (where it cannot it copies).  In the body both Refs are one array.
     debug: print the traced program (`mosaic-gpu compile --stages` shows every pass).
     out_shape, scratch_shapes, kernel_name: older spellings of out_type, scratch_types and name.
 

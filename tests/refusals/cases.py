@@ -406,13 +406,6 @@ case(
     out=o(64, 128, dtype=BF),
     scratch=[smem(64, 128, dtype=BF)],
 )
-case(
-    "an input that an output replaces",
-    lambda a, b: b.__setitem__(..., a[...]),
-    x(64, 128),
-    out=o(64, 128),
-    input_output_aliases={0: 0},
-)
 case("fragments of 60 rows", lambda a, b: b.__setitem__(0, plgpu.to_fragments(a[...])), x(60, 64), out=o(1, 30, 128))
 case(
     "fragments of another shape",
