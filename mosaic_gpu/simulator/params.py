@@ -47,6 +47,10 @@ class SimulatorParams:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"SimulatorParams({name}={getattr(self, name)!r}): one of {', '.join(choices)}")
+        if not isinstance(self.checks, bool):
+            raise ValueError(f"SimulatorParams(checks={self.checks!r}): True or False")
+        if self.report is not None and not isinstance(self.report, Report):
+            raise TypeError(f"SimulatorParams(report={self.report!r}): a Report, or None")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0):
             raise ValueError(f"SimulatorParams(seed={self.seed!r}): a number from 0 on, or None")
         for name, optional in (("max_steps", False), ("processes", True)):
