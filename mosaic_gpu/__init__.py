@@ -12,7 +12,9 @@ The names, by topic (each is documented where it is defined):
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
-- grids of blocks: pallas_call, emit_pipeline, BlockSpec, GridSpec, Buffered, Element, register_backend
+- grids of blocks: pallas_call, emit_pipeline, GridSpec, PrefetchScalarGridSpec, CostEstimate
+- backends of pallas_call: register_backend, TritonCompilerParams
+- blocks of arrays: BlockSpec, Blocked, Element, Squeezed, squeezed, BoundedSlice, Indirect, Buffered, ANY, no_block_spec
 - simulator: SimulatorParams, simulator_params
 - tuned configs: explain_config, override_config (mosaic_gpu.tune has the rest)
 - errors: mosaic_gpu.errors; last_report

@@ -66,13 +66,14 @@ class Buffered:
 
 
 class _NoBlockSpec:
+    """In one slot of in_specs or out_specs: the whole array, left where it is (GMEM).  Omitting the specs is another thing: then
+    every array is copied to shared memory, whole."""
+
     def __repr__(self) -> str:
         return "no_block_spec"
 
 
 no_block_spec = _NoBlockSpec()
-"""In one slot of in_specs or out_specs: the whole array, left where it is (GMEM).  Omitting the specs is another thing: then
-every array is copied to shared memory, whole."""
 
 ANY = GMEM
 """Left where it is, which on a GPU is GMEM."""
