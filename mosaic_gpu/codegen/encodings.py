@@ -36,6 +36,20 @@ K_BITS = 256  # of a row that one dense instruction multiplies: 32 bytes
 
 
 # ---- instruction descriptors (9.7.16.4.2) ------------------------------------------------------------------------------
+def _operand_bits(i: Instruction | ScaledInstruction) -> int:
+    """Bits 7 to 22, which the tables have in common: types, signs and majorness of A and B, and N."""
+    codes = TYPE_CODES[i.kind]
+    return (
+        codes[i.a_type] << 7
+        | codes[i.b_type] << 10
+        | int(i.a_negate) << 13
+        | int(i.b_negate) << 14
+        | int(i.a_mn) << 15
+        | int(i.b_mn) << 16
+        | i.n >> 3 << 17
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     """What the 32-bit instruction descriptor of tcgen05.mma says.  m, n: of the whole product, over both blocks of a pair.
@@ -60,19 +74,12 @@ class Instruction:
 
     def encode(self) -> int:
         """Table 42: kinds f16, tf32, f8f6f4 and i8."""
-        codes = TYPE_CODES[self.kind]
         return (
             self.selector
             | int(self.sparse) << 2
             | int(self.saturate) << 3
             | ACCUMULATOR_CODES[self.acc_type] << 4
-            | codes[self.a_type] << 7
-            | codes[self.b_type] << 10
-            | int(self.a_negate) << 13
-            | int(self.b_negate) << 14
-            | int(self.a_mn) << 15
-            | int(self.b_mn) << 16
-            | self.n >> 3 << 17
+            | _operand_bits(self)
             | self.m >> 4 << 24
         )
 
@@ -126,17 +133,10 @@ class ScaledInstruction:
 
     def encode(self) -> int:
         """Tables 43 (mxf8f6f4) and 44 (mxf4, mxf4nvf4)."""
-        codes = TYPE_CODES[self.kind]
         return (
             int(self.sparse) << 2
             | self.b_scale_id << 4
-            | codes[self.a_type] << 7
-            | codes[self.b_type] << 10
-            | int(self.a_negate) << 13
-            | int(self.b_negate) << 14
-            | int(self.a_mn) << 15
-            | int(self.b_mn) << 16
-            | self.n >> 3 << 17
+            | _operand_bits(self)
             | SCALE_CODES[self.scale_type] << 23
             | self.m >> 7 << 27
             | self.a_scale_id << 29

@@ -20,6 +20,7 @@ from .. import arguments
 from ..errors import UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.registry import Op
+from ..program import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,3 +167,29 @@ def slice_class() -> Any:
 
     jax.make_jaxpr(ask)(AbstractRef(jax.core.ShapedArray((4,), np.dtype("float32"))))
     return found[0]
+
+
+def literal(value: Any, dtype: Any) -> Literal:
+    """A NumPy or Python scalar as a plain one; floats of narrow types become the float they round to."""
+    array = np.asarray(value)
+    if array.shape:
+        raise UnsupportedCall(f"an array constant of shape {array.shape} in a kernel; pass it as an input")
+    name = dtype_name(dtype)
+    if name == "bool":
+        return Literal(bool(array), name)
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return Literal(int(array), name)
+    return Literal(float(array.astype(np.dtype(dtype)).astype(np.float64)), name)
+
+
+def plain(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Parameters as sorted pairs of hashable plain values; dtypes by name."""
+
+    def convert(v: Any) -> Any:
+        if isinstance(v, (tuple, list)):
+            return tuple(convert(x) for x in v)
+        if isinstance(v, np.dtype) or (isinstance(v, type) and issubclass(v, np.generic)):
+            return dtype_name(np.dtype(v))
+        return v.item() if isinstance(v, np.generic) else v
+
+    return tuple(sorted((k, convert(v)) for k, v in params.items() if v is not None))

@@ -86,12 +86,14 @@ def exchange_bytes(layouts: Mapping[int, RegisterLayout], e: Equation, result: V
     return max(across, int(np.prod(result.shape, dtype=np.int64)) * size if moves else 0)
 
 
+def _along_axes(solver: Any, e: Equation) -> None:
+    solver.reduction(e, e.operands[0], e.results[0], tuple(e.param("axes")))
+
+
 def _define(c: Combine) -> Op:
     o = op(c.name, pure=True, whole=True, dtypes=c.dtypes())
 
-    @o.layouts
-    def _(solver: Any, e: Equation) -> None:
-        solver.reduction(e, e.operands[0], e.results[0], tuple(e.param("axes")))
+    o.layouts(_along_axes)
 
     @o.emit()
     def _(out: Any, step: Any) -> None:
@@ -130,9 +132,7 @@ def _better(dtype: str, order: str) -> str:
 def _define_arg(name: str, order: str, numpy: Callable[..., Any]) -> None:
     o = op(name, pure=True, whole=True, dtypes=(*FLOATS, *INTEGERS))
 
-    @o.layouts
-    def _(solver: Any, e: Equation) -> None:
-        solver.reduction(e, e.operands[0], e.results[0], tuple(e.param("axes")))
+    o.layouts(_along_axes)
 
     @o.emit()
     def _(out: Any, step: Any) -> None:

@@ -10,28 +10,13 @@ import tomllib
 
 import pytest
 
-KERNELS = """
-import jax, jax.numpy as jnp, numpy as np, pytest
-import mosaic_gpu as plgpu
+from tests.cli.handover import HANDOVER
+
+KERNELS = (
+    HANDOVER
+    + """
+import numpy as np, pytest
 from mosaic_gpu.errors import Race, UninitializedRead
-
-def handover(wait):
-    @plgpu.kernel(out_type=[jax.ShapeDtypeStruct((64, 64), jnp.float32)], num_threads=2, thread_name="wg",
-                  scratch_types=dict(s=plgpu.SMEM((64, 64), jnp.float32), ready=plgpu.Barrier()))
-    def kernel(x, o, *, s, ready):
-        wg = jax.lax.axis_index("wg")
-
-        @plgpu.when(wg == 0)
-        def produce():
-            s[...] = plgpu.load(x, layout=plgpu.Layout.WGMMA)
-            plgpu.barrier_arrive(ready)
-
-        @plgpu.when(wg == 1)
-        def consume():
-            if wait:
-                plgpu.barrier_wait(ready)
-            o[...] = plgpu.load(s, layout=plgpu.Layout.WGMMA)  # read
-    return kernel
 
 x = np.arange(4096.0).reshape(64, 64)
 
@@ -42,6 +27,7 @@ def runs(monkeypatch):
     monkeypatch.setattr(schedules, "simulate", lambda p, a, s: [seen.append((s.timing, s.seed)), honest(p, a, s)][1])
     return seen
 """
+)
 
 
 @pytest.fixture
@@ -68,21 +54,21 @@ def run_pytest(tmp_path):
 def test_clean_and_wrong(run_pytest):
     result = run_pytest("""
 def test_clean(simulate_schedules, runs):
-    (out,) = simulate_schedules(handover(True), x, schedules=3)
+    (out,) = simulate_schedules(handover(True, [OUT]), x, schedules=3)
     np.testing.assert_array_equal(out, x.astype(np.float32))
     assert runs == [("late", None), ("early", None), ("late", 1), ("late", 2), ("late", 3)]
 
 def test_default(simulate_schedules, runs):
-    simulate_schedules(handover(True), x)
+    simulate_schedules(handover(True, [OUT]), x)
     assert len(runs) == 22
 
 def test_function(simulate_schedules):
-    kernel = handover(True)
+    kernel = handover(True, [OUT])
     found = simulate_schedules(jax.jit(lambda a: {"y": jax.nn.relu(kernel(a + 1)[0] * 2)}), x, schedules=1)
     np.testing.assert_array_equal(found["y"], (x.astype(np.float32) + 1) * 2)
 
 def test_own_interpret_does_not_fix_the_schedule(simulate_schedules, runs):
-    kernel = handover(True)
+    kernel = handover(True, [OUT])
     kernel.options["interpret"] = plgpu.SimulatorParams(timing="early")
     simulate_schedules(kernel, x, schedules=1)
     assert runs == [("late", None), ("early", None), ("late", 1)]
@@ -92,11 +78,11 @@ def test_bits(simulate_schedules, monkeypatch):
     honest = schedules.simulate
     monkeypatch.setattr(schedules, "simulate", lambda p, a, s: [o + (s.seed == 2) for o in honest(p, a, s)])
     with pytest.raises(Race, match="under late and under seed 2") as e:
-        simulate_schedules(handover(True), x, schedules=2)
+        simulate_schedules(handover(True, [OUT]), x, schedules=2)
     assert e.value.kind == "timing"
 
 def test_wrong(simulate_schedules):
-    simulate_schedules(handover(False), x, schedules=2)
+    simulate_schedules(handover(False, [OUT]), x, schedules=2)
 """)
     assert "5 passed" in result.stdout and "1 failed" in result.stdout, result.stdout + result.stderr
     line = 1 + next(i for i, text in enumerate(KERNELS.splitlines()) if text.endswith("# read"))
@@ -108,7 +94,7 @@ def test_wrong(simulate_schedules):
 def test_option(run_pytest):
     tests = """
 def test_count(simulate_schedules, runs):
-    simulate_schedules(handover(True), x, schedules=3)
+    simulate_schedules(handover(True, [OUT]), x, schedules=3)
     assert len(runs) == 2 + 1
 """
     assert run_pytest(tests, "--mosaic-gpu-schedules", "1").returncode == 0

@@ -10,32 +10,11 @@ import numpy as np
 import pytest
 
 from mosaic_gpu.cli.simulate import random_arrays
+from tests.cli.handover import HANDOVER
 
-SOURCE = """
-import jax
-import jax.numpy as jnp
-import mosaic_gpu as plgpu
-
-OUT = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-
-def handover(wait):
-    @plgpu.kernel(out_type=OUT, num_threads=2, thread_name="wg",
-                  scratch_types=dict(s=plgpu.SMEM((64, 64), jnp.float32), ready=plgpu.Barrier()))
-    def kernel(x, o, *, s, ready):
-        wg = jax.lax.axis_index("wg")
-
-        @plgpu.when(wg == 0)
-        def produce():
-            s[...] = plgpu.load(x, layout=plgpu.Layout.WGMMA)
-            plgpu.barrier_arrive(ready)
-
-        @plgpu.when(wg == 1)
-        def consume():
-            if wait:
-                plgpu.barrier_wait(ready)
-            o[...] = plgpu.load(s, layout=plgpu.Layout.WGMMA)  # read
-    return kernel
-
+SOURCE = (
+    HANDOVER
+    + """
 clean = handover(True)
 wrong = handover(False)
 @plgpu.kernel(out_type=OUT, compiler_params=plgpu.CompilerParams(arch="sm_90a"))
@@ -56,6 +35,7 @@ def looped(x):
 def none(x):
     return x
 """
+)
 TYPE = ("--arg", "f32[64,64]")
 READ = 1 + next(i for i, text in enumerate(SOURCE.splitlines()) if text.endswith("# read"))
 

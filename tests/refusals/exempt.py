@@ -5,7 +5,7 @@ from __future__ import annotations
 WGMMA = "ops/wgmma.py refuses first, with the line; `test_what_the_template_refuses` asks the template itself"
 EXEMPT: dict[tuple[str, str], str] = {
     (
-        "frontend/trace.py",
+        "frontend/primitives.py",
         "literal: UnsupportedCall",
     ): "JAX hands such arrays over as constants, which Tracer.constant refuses",
     ("layouts/operands.py", "of an MMA is 2-D"): "wgmma and tcgen05_mma compare shapes first (ValueError)",
