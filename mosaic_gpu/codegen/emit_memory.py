@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..layouts.access import by_stmatrix, global_vector, shared_vector, together
+from ..layouts.access import by_matrix, global_vector, matrix_shifts, shared_vector, together
 from ..layouts.registers import RegisterLayout, wgmma
 from ..layouts.shared import SharedLayout, itemsize
 from ..plan.model import Plan
@@ -107,7 +107,7 @@ class MemoryEmitter(ValueEmitter):
         layout = self.layout(x)
         assert layout is not None  # what goes to memory is never one value for all elements
         shared: SharedLayout = buffer.layout
-        if store and self._stmatrix(view, x, layout, shared, buffer.offset):
+        if self._matrices(view, x, layout, shared, buffer.offset, store):
             return
         width = shared_vector(layout, view, shared)
         name = f"o{self.fresh()}"
@@ -167,25 +167,38 @@ class MemoryEmitter(ValueEmitter):
             moves = " ".join(f"set_bits({r}, w.{f});" for r, f in zip(registers, fields, strict=True))
             self.line(f"{{ {kind} w = *({kind}*)({place}); {moves} }}")
 
-    def _stmatrix(self, view: View, x: Operand, layout: RegisterLayout, shared: SharedLayout, base: int) -> bool:
-        """A 16-bit WGMMA array to rows of shared memory: stmatrix moves four 8x8 pieces at once, free of bank conflicts."""
-        if not isinstance(x, Value) or x.dtype != view.dtype or not by_stmatrix(layout, view, shared):
+    def _matrices(
+        self, view: View, x: Operand, layout: RegisterLayout, shared: SharedLayout, base: int, store: bool
+    ) -> bool:
+        """A 16-bit WGMMA array from or to rows of shared memory: ldmatrix and stmatrix move four 8x8 pieces at once."""
+        if not isinstance(x, Value) or x.dtype != view.dtype or not by_matrix(layout, view, shared):
             return False
         m, n = layout.shape
         rows, columns = view.kept
-        column_start = view.dims[columns].start
-        name = f"o{self.fresh()}"
+        start = view.dims[columns].start
+        name, packed = f"o{self.fresh()}", self.name(x)
         self.line(f"int {name}_r = here(warp) * 16 + here(lane) % 16 + {self.affine(view.dims[rows].start)};")
-        self.line(f"int {name}_c = here(lane) / 16 * 8 + {self.affine(column_start)};")
-        packed = self.name(x)
+        self.line(f"int {name}_c = here(lane) / 16 * 8 + {self.affine(start)};")
+
+        def address(row: int, column: int) -> str:
+            coordinates = [self.affine(d.start) for d in view.dims]
+            coordinates[rows] = f"{name}_r + {row}" if row else f"{name}_r"
+            coordinates[columns] = f"{name}_c + {column}" if column else f"{name}_c"
+            return f"smem + {self.shared_offset(shared, base, coordinates)}"
+
+        shifts = matrix_shifts(start, n, columns, shared)
         for mi in range(m // 64):
+            if shifts is not None:
+                self.line(f"u32 {name}_{mi} = {address(64 * mi, 0)};")
             for j in range(n // 16):
-                coordinates = [self.affine(d.start) for d in view.dims]
-                coordinates[rows] = f"{name}_r + {64 * mi}" if mi else f"{name}_r"
-                coordinates[columns] = f"{name}_c + {16 * j}" if j else f"{name}_c"
+                if shifts is None:
+                    place = address(64 * mi, 16 * j)
+                else:
+                    flips, distance = shifts[j]
+                    place = f"({name}_{mi} ^ {flips}) + {distance}" if flips else f"{name}_{mi} + {distance}"
                 first = mi * (n // 4) + 4 * j
                 registers = ", ".join(f"{packed}[{first + k}]" for k in range(4))
-                self.line(f"stmatrix_x4(smem + {self.shared_offset(shared, base, coordinates)}, {registers});")
+                self.line(f"stmatrix_x4({place}, {registers});" if store else f"ldmatrix_x4({registers}, {place});")
         return True
 
     # ---- global memory ----------------------------------------------------------------------------------------------------

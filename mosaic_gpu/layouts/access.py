@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..program import View
+from ..program import Affine, View
 from .registers import RegisterLayout, wgmma
 from .shared import SharedLayout, itemsize
 
@@ -49,8 +49,8 @@ def together(width: int, dtype: str) -> int:
     return width if (dtype in PAIRED and width % 2 == 0) or itemsize(dtype) == 4 else 1
 
 
-def by_stmatrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> bool:
-    """Whether stores of this layout go out as stmatrix: four 8x8 pieces of a 16-bit WGMMA array, rows of 16 bytes."""
+def by_matrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> bool:
+    """Whether ldmatrix and stmatrix move this layout: four 8x8 pieces of a 16-bit WGMMA array, rows of 16 bytes."""
     if view.dtype not in PAIRED or len(layout.shape) != 2 or view.is_transposed:
         return False
     m, n = layout.shape
@@ -62,3 +62,25 @@ def by_stmatrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> boo
     if columns != len(view.ref.shape) - 1 or start.const % 8 or any(f % 8 for _, f in start.terms):
         return False
     return all(view.dims[d].stride == 1 for d in view.kept)
+
+
+def matrix_shifts(start: Affine, n: int, columns: int, shared: SharedLayout) -> list[tuple[int, int]] | None:
+    """For each 16 of `n` columns from `start` on, how a thread's address follows from that of the first: (XOR, then plus).
+
+    None where it does not follow.  A thread is at column `start` or 8 further (PTX ISA 9.7.14.5.15, ldmatrix).
+    """
+    digits = shared.strides()[columns]
+    inner, step = digits[0]
+    whole = [f for _, f in start.terms]
+    if len(digits) == 1 and not shared.swizzle:
+        return [(0, 16 * j * step) for j in range(n // 16)]
+    if start.const % inner or any(f % inner for f in whole) or (inner > 8 and inner % 16):
+        return None
+    outer = digits[1][1] if len(digits) > 1 else 0
+    if shared.swizzle and outer % (8 * shared.swizzle):  # what the swizzle looks at must stay
+        return None
+    out = []
+    for column in range(0, n, 16):
+        along, across = column % inner * step, column // inner * outer
+        out.append((along, across) if shared.swizzle else (0, along + across))
+    return out

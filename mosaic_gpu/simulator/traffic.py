@@ -2,7 +2,7 @@
 
 A warp's instruction on shared memory goes through 32 banks of 4-byte words.  In one wavefront every bank gives one word, to
 all lanes that want it; lanes that move 8 or 16 bytes take turns, 16 or 8 of them at once, and so do the 8 rows of each piece
-of an stmatrix.  On global memory an instruction takes one transaction for each 32-byte sector that it touches.
+of an ldmatrix or stmatrix.  On global memory an instruction takes one transaction for each 32-byte sector that it touches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import Line
-from ..layouts.access import by_stmatrix, global_vector, shared_vector, together
+from ..layouts.access import by_matrix, global_vector, shared_vector, together
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import View
@@ -86,7 +86,7 @@ class Meter:
 
     def _shared_cost(self, view: View, layout: RegisterLayout, buffer: SharedBuffer, index: Array, store: bool) -> Cost:
         size = buffer.layout.itemsize
-        if store and by_stmatrix(layout, view, buffer.layout):
+        if by_matrix(layout, view, buffer.layout):
             m, n = layout.shape
             lane, warp = np.arange(32), np.arange(4)
             rows = (np.arange(m // 64) * 64)[:, None, None, None] + (warp * 16)[:, None] + lane % 16

@@ -77,3 +77,11 @@ DI void stmatrix_x4(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
     memcpy(shared + row + 4 * (own_lane() % 4), &r[j], 4);
   }
 }
+
+DI void ldmatrix_x4(u32& r0, u32& r1, u32& r2, u32& r3, u32 address) {
+  u32* r[4] = {&r0, &r1, &r2, &r3};
+  for (int j = 0; j < 4; j++) {
+    u32 row = exchange(address, 8 * j + own_lane() / 4);
+    memcpy(r[j], shared + row + 4 * (own_lane() % 4), 4);
+  }
+}

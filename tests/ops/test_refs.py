@@ -94,12 +94,13 @@ def lines(plan, *words):
     return [t for t in body_of(emit(plan)).splitlines() if all(w in t for w in words)]
 
 
-def test_16_bit_wgmma_arrays_are_stored_by_stmatrix():
-    """Four 8x8 pieces at a time, and nothing element by element."""
+def test_16_bit_wgmma_arrays_move_by_ldmatrix_and_stmatrix():
+    """Four 8x8 pieces at a time, nothing element by element, and one address for all pieces."""
     x = numbers((64, 64), "bfloat16")
 
     def body(x, o, s):
         s[...] = plgpu.load(x, layout=Layout.WGMMA)
+        s[...] = plgpu.load(s, layout=Layout.WGMMA) + 1
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(s, o)
         plgpu.wait_smem_to_gmem(0)
@@ -107,8 +108,9 @@ def test_16_bit_wgmma_arrays_are_stored_by_stmatrix():
     plan = plan_of(
         body, like(x), x, scratch_types=[plgpu.SMEM((64, 64), jnp.bfloat16, transforms=transforms("bfloat16", 128))]
     )
-    assert len(lines(plan, "stmatrix_x4(")) == 64 // 16 and not lines(plan, "shared +", " = to_bf16")
-    np.testing.assert_array_equal(simulate(plan, [x])[0], x)
+    assert len(lines(plan, "stmatrix_x4(")) == 2 * 64 // 16 and len(lines(plan, "ldmatrix_x4(")) == 64 // 16
+    assert not lines(plan, "shared +") and len(lines(plan, "swizzle<")) == 3
+    np.testing.assert_array_equal(simulate(plan, [x])[0], x + np.ones_like(x))
 
 
 def test_rows_in_registers_move_16_bytes_at_a_time():

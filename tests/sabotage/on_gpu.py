@@ -2,9 +2,10 @@
 
 Every hand-picked sabotage that never deadlocks in the simulator is compiled and run 1,000 times; the good kernels are
 run as often, as a control.  Before each run the good kernel runs on NaN, so that shared memory holds no results of the run
-before, and outputs start as NaN.  Children do the runs, one after the other; one that says nothing for `--limit` seconds is
+before, and outputs start as NaN.  `--workers` children do the runs; one that says nothing for `--limit` seconds is
 killed and what it was at is recorded.  Writes `on_gpu.json` and `on_gpu.md` into `--out` (default: beside this file, where
-`tests.sabotage.table` takes them from).
+`tests.sabotage.table` takes them from).  What can be run is found by simulating, which takes minutes and no GPU:
+`--prepare FILE` writes it down on any machine, `--prepared FILE` takes it on the GPU's.
 """
 
 from __future__ import annotations
@@ -234,6 +235,33 @@ def run_all(
             raise RuntimeError(f"the child ended and reported nothing: {' '.join(command)}")
 
 
+def run_side_by_side(rows: dict[str, Row], command: Sequence[str], limit: float, workers: int) -> Iterator[Row]:
+    """`run_all` by several children at once, each with its share of the rows."""
+    names = list(rows)
+    shares = [{n: rows[n] for n in names[i::workers]} for i in range(min(workers, len(names)))]
+    done: queue.Queue[Row | Exception | None] = queue.Queue()
+
+    def work(share: dict[str, Row]) -> None:
+        try:
+            for row in run_all(share, command, limit):
+                done.put(row)
+            done.put(None)
+        except Exception as error:
+            done.put(error)
+
+    for share in shares:
+        threading.Thread(target=work, args=(share,), daemon=True).start()
+    running = len(shares)
+    while running:
+        got = done.get()
+        if isinstance(got, Exception):
+            raise got
+        if got is None:
+            running -= 1
+        else:
+            yield got
+
+
 def markdown(data: dict[str, Any]) -> list[str]:
     """The table, as lines."""
     ran = [r for r in data["rows"] if r["outcome"] == "ran"]
@@ -263,10 +291,23 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--select", default="", help="only programs whose name contains this")
+    parser.add_argument("--workers", type=int, default=1, help="children that share the GPU")
+    parser.add_argument("--prepare", type=pathlib.Path, metavar="FILE", help="only find out what can be run; no GPU")
+    parser.add_argument("--prepared", type=pathlib.Path, metavar="FILE", help="what --prepare wrote")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options.runs)
+        return
+    if options.prepared:
+        rows = {r["name"]: Row(**r) for r in json.loads(options.prepared.read_text())}
+        if missing := rows.keys() - set(NAMES) - {str(s) for s in SABOTAGES}:
+            raise SystemExit(f"{options.prepared} is of other sources: no program {sorted(missing)[0]!r}")
+    else:
+        rows = controls() | runnable(s for s in SABOTAGES if options.select in str(s))
+    rows = {name: row for name, row in rows.items() if options.select in name}
+    if options.prepare:
+        options.prepare.write_text(json.dumps([dataclasses.asdict(r) for r in rows.values()], indent=1) + "\n")
         return
     probe = "import jax; print(jax.devices('gpu')[0].device_kind)"
     device = subprocess.run(
@@ -277,8 +318,6 @@ def main() -> None:
     )
     if device.returncode:
         raise SystemExit(f"no GPU: {device.stderr.strip().splitlines()[-1]}")
-    rows = controls() | runnable(s for s in SABOTAGES if options.select in str(s))
-    rows = {name: row for name, row in rows.items() if options.select in name}
     print(f"{len(rows)} programs", flush=True)
     command = [sys.executable, "-m", "tests.sabotage.on_gpu", "--child", "--runs", str(options.runs)]
     commit = subprocess.run(["git", "log", "-1", "--format=%h"], capture_output=True, text=True)
@@ -291,7 +330,7 @@ def main() -> None:
         "rows": [],
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    for row in run_all(rows, command, options.limit):
+    for row in run_side_by_side(rows, command, options.limit, options.workers):
         print(f"{row.name}: {row.outcome}, {row.wrong} of {row.runs} wrong, {row.results} different", flush=True)
         data["rows"].append(dataclasses.asdict(row))
         # After each: what is there survives a time limit of the whole.
