@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import itemsize
-from ..layouts.spread import Wanted, register_table
+from ..layouts.spread import ElementMap, register_table
 from ..program import Literal, Operand, Value
 from .emit_memory import MemoryEmitter
 from .text import PACKED, c_type, half, stored_type
@@ -75,21 +75,6 @@ class MoveEmitter(MemoryEmitter):
         for i, p in enumerate(positions):
             self.write_place(o.dtype, p, self.element(o, i), base)
 
-    def assign_elements(self, result: Value, texts: Sequence[str]) -> None:
-        """Declares `result` and gives each of its registers (a scalar: its one) the value of an expression."""
-        if self.layout(result) is None:
-            self.define_scalar(result, texts[0])
-            return
-        self.declare(result)
-        name = self.name(result)
-        if result.dtype in PACKED:
-            pack = f"pack_{half(result.dtype)}x2"
-            for i in range(0, len(texts), 2):
-                self.line(f"{name}[{i // 2}] = {pack}({texts[i]}, {texts[min(i + 1, len(texts) - 1)]});")
-        else:
-            for i, t in enumerate(texts):
-                self.line(f"{name}[{i}] = {t};")
-
     def met(self) -> None:
         self.role_sync()
 
@@ -98,12 +83,12 @@ class MoveEmitter(MemoryEmitter):
         self,
         source: Operand,
         result: Value,
-        wanted: Wanted,
+        of: ElementMap,
         strides: Sequence[int],
         start: str = "0",
         alias: bool = False,
     ) -> None:
-        """result[c] = source at `wanted(c)`, whose row-major number is start + sum of c * strides.
+        """result[c] = source at `of.wanted(c)`, whose row-major number is start + sum of c * strides.
 
         alias: the result may be the operand's own registers, where those are what it wants.
         By renaming where each thread has what it wants; else through the scratch.
@@ -120,13 +105,12 @@ class MoveEmitter(MemoryEmitter):
             self.define_scalar(result, self.element(source, 0))
             return
         if layout is not None and start.lstrip("-").isdigit():
-            table = register_table(have, layout, wanted)
+            table = register_table(have, layout, of)
             if table is not None:
-                if alias and table == list(range(have.registers)):
+                if alias and table == tuple(range(have.registers)):
                     self.names[result.id] = self.scalar(source)
                     return
-                self.declare(result)
-                self._gather(result, source, table)
+                self.assign_elements(result, [self.element(source, j) for j in table])
                 return
         self.met()
         with self.block():

@@ -149,62 +149,36 @@ class ValueEmitter(Text):
         e = step.equation
         result: Value = e.results[0]
         layout = self.layout(result)
-        packed_result = result.dtype in PACKED
         if layout is None:
             text = expression.format(*(self.scalar(o) for o in e.operands))
-            if packed_result:
+            if result.dtype in PACKED:
                 text = f"from_{half(result.dtype)}(to_{half(result.dtype)}({text}))"
             self.define_scalar(result, text)
             return
         for o in e.operands:
             if self.layout(o) is not None:
                 self.expect_layout(o, layout, e.op)
-        self.declare(result)
-        n, name = layout.registers, self.name(result)
+        self.assign_elements(
+            result,
+            [expression.format(*(self.element(o, i) for o in e.operands)) for i in range(layout.registers)],
+        )
 
-        def at(o: Operand, index: str, part: str) -> str:
-            if self.layout(o) is None:
-                return self.scalar(o)
-            assert isinstance(o, Value)
-            return (
-                f"unpack_{half(o.dtype)}_{part}({self.name(o)}[{index}])"
-                if o.dtype in PACKED
-                else f"{self.name(o)}[{index}]"
-            )
-
-        if not packed_result and not any(o.dtype in PACKED and self.layout(o) is not None for o in e.operands):
-            self.loop(n, f"{name}[i] = {expression.format(*(at(o, 'i', '') for o in e.operands))};")
+    def assign_elements(self, result: Value, texts: Sequence[str]) -> None:
+        """Declares `result` and gives each of its registers (a scalar: its one) the value of an expression."""
+        if self.layout(result) is None:
+            self.define_scalar(result, texts[0])
             return
-
-        def pair(part: int) -> str:
-            which = "high" if part else "low"
-            return expression.format(
-                *(at(o, "i" if o.dtype in PACKED else f"2 * i + {part}", which) for o in e.operands)
-            )
-
-        pack = f"pack_{half(result.dtype)}x2"
-        if n > 1 and packed_result:
-            self.loop(n // 2, f"{name}[i] = {pack}({pair(0)}, {pair(1)});")
-        elif n > 1:
-            self.loop(n // 2, f"{name}[2 * i] = {pair(0)}; {name}[2 * i + 1] = {pair(1)};")
-        if n % 2:  # the last one alone
-            last = f"{name}[i] = {pack}({pair(0)}, 0.f);" if packed_result else f"{name}[2 * i] = {pair(0)};"
-            self.line(f"{{ const int i = {n // 2}; {last} }}")
-
-    # ---- renaming ---------------------------------------------------------------------------------------------------------
-    def _gather(self, result: Value, source: Operand, table: list[int]) -> None:
+        self.declare(result)
         name = self.name(result)
         if result.dtype in PACKED:
-            pack = f"pack_{half(result.dtype)}x2"
-            pairs = [(table[i], table[min(i + 1, len(table) - 1)]) for i in range(0, len(table), 2)]
-            texts = [
-                f"{name}[{i}] = {pack}({self.element(source, a)}, {self.element(source, b)});"
-                for i, (a, b) in enumerate(pairs)
+            pack, last = f"pack_{half(result.dtype)}x2", len(texts) - 1
+            lines = [
+                f"{name}[{i // 2}] = {pack}({texts[i]}, {texts[min(i + 1, last)]});" for i in range(0, last + 1, 2)
             ]
         else:
-            texts = [f"{name}[{i}] = {self.element(source, j)};" for i, j in enumerate(table)]
-        for k in range(0, len(texts), 8):
-            self.line(" ".join(texts[k : k + 8]))
+            lines = [f"{name}[{i}] = {t};" for i, t in enumerate(texts)]
+        for k in range(0, len(lines), 8):
+            self.line(" ".join(lines[k : k + 8]))
 
     # ---- coordinates ------------------------------------------------------------------------------------------------------
     def thread_part(self, layout: RegisterLayout, dim: int) -> str:
@@ -229,19 +203,10 @@ class ValueEmitter(Text):
         layout = self.layout(result)
         if layout is None:
             raise UnsupportedPrimitive("an iota needs a register layout; pin it with layout_cast")
-        self.declare(result)
         name, ctype = self.name(result), c_type(result.dtype)
         self.line(f"int {name}_base = {self.thread_part(layout, dim)};")
         texts = []
         for i in range(layout.registers):
             shift = layout.register_part(i)[dim]
             texts.append(f"({ctype})({name}_base + {shift})")
-        if result.dtype in PACKED:
-            lines = [
-                f"{name}[{i // 2}] = pack_{half(result.dtype)}x2({texts[i]}, {texts[min(i + 1, len(texts) - 1)]});"
-                for i in range(0, len(texts), 2)
-            ]
-        else:
-            lines = [f"{name}[{i}] = {t};" for i, t in enumerate(texts)]
-        for k in range(0, len(lines), 8):
-            self.line(" ".join(lines[k : k + 8]))
+        self.assign_elements(result, texts)

@@ -17,6 +17,7 @@ from ..program import Equation
 from .emit_mma import MmaEmitter
 from .emit_scans import ScanEmitter
 from .prelude import generated, prelude_for
+from .scalars import scalars
 from .text import stored_type
 
 ENTRY = "kernel"
@@ -100,7 +101,7 @@ class Emitter(ScanEmitter, MmaEmitter):
             with self.block(head):
                 self._role(role)
         self._epilogue()
-        body = "\n".join(self.lines)
+        body = scalars("\n".join(self.lines))
         names = ", ".join(self._parameter(p) for p in parameters(plan))
         signature = f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1)\n{ENTRY}({names}) {{'
         head = HELPERS + "".join(self.functions[n] for n in sorted(self.functions))

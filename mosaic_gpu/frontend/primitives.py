@@ -69,6 +69,7 @@ def space_of(x: Any) -> MemorySpace | None:
     return space if isinstance(space, MemorySpace) else None
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
     return str(np.dtype(dtype)) if not hasattr(dtype, "name") else str(dtype.name)
 

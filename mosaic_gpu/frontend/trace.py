@@ -61,6 +61,7 @@ def user_line(equation: Any, outer: Line | None) -> Line | None:
     return outer  # e.g. inside jnp.where, whose trace JAX caches: no frame of the user
 
 
+@functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a file is the user's: not JAX's and not ours."""
     name = os.path.abspath(file)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -76,16 +77,19 @@ def linear(coordinates: np.ndarray, shape: Shape) -> np.ndarray:
     return result
 
 
-Wanted = Callable[[np.ndarray], np.ndarray]
+class ElementMap(Hashable, Protocol):
+    """Which element of an operand each element of a result is.  Hashable: equal maps are worked out once."""
+
+    def wanted(self, coordinates: np.ndarray) -> np.ndarray:
+        """Coordinates [..., dim] of the result -> coordinates of the operand."""
+        ...
 
 
-def register_table(have: RegisterLayout, layout: RegisterLayout, wanted: Wanted) -> list[int] | None:
-    """For each register of `layout` the register of `have` that holds what it wants, if that is the same in every thread.
-
-    wanted: coordinates [..., dim] of the result -> coordinates of the operand.
-    """
+@functools.lru_cache(maxsize=4096)
+def register_table(have: RegisterLayout, layout: RegisterLayout, source: ElementMap) -> tuple[int, ...] | None:
+    """For each register of `layout` the register of `have` that holds what it wants, if that is the same in every thread."""
     held = linear(have.coordinates(), have.shape)
-    needed = linear(wanted(layout.coordinates()), have.shape)
+    needed = linear(source.wanted(layout.coordinates()), have.shape)
     first = {int(n): r for r, n in reversed(list(enumerate(held[0, 0])))}
     table = []
     for i in range(layout.registers):
@@ -93,7 +97,7 @@ def register_table(have: RegisterLayout, layout: RegisterLayout, wanted: Wanted)
         if r is None or not np.array_equal(held[:, :, r], needed[:, :, i]):
             return None
         table.append(r)
-    return table
+    return tuple(table)
 
 
 def crosses_warps(layout: RegisterLayout, axes: Sequence[int]) -> bool:

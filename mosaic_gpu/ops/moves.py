@@ -94,7 +94,7 @@ def define_move(o: Op, map_of: Callable[[Equation], AnyMap], numpy: Callable[[Eq
     def _(out: Any, step: Any) -> None:
         e = step.equation
         m = map_of(e)
-        out.moved(e.operands[0], e.results[0], m.wanted, m.strides(), str(m.start()), isinstance(m, Reshape))
+        out.moved(e.operands[0], e.results[0], m, m.strides(), str(m.start()), isinstance(m, Reshape))
 
     @o.scratch
     def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
@@ -103,7 +103,7 @@ def define_move(o: Op, map_of: Callable[[Equation], AnyMap], numpy: Callable[[Eq
         if (
             have is None
             or (not y.shape and array_bytes(x) == itemsize(x.dtype))
-            or (layout is not None and register_table(have, layout, map_of(e).wanted) is not None)
+            or (layout is not None and register_table(have, layout, map_of(e)) is not None)
         ):
             return 0
         return array_bytes(x)
