@@ -36,38 +36,6 @@ def randoms(*shape, dtype=BF, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def gradients(q, k, v, d_out, d_lse, causal, scale, rounded=None):
-    """dQ, dK, dV in float64; rounded: in float32 instead, with O, P and dS rounded to this type."""
-    real = np.float64 if rounded is None else np.float32
-    type_ = q.dtype
-    q, k, v, d_out, d_lse = (np.asarray(x).astype(real) for x in (q, k, v, d_out, d_lse))
-
-    def to_type(x):
-        return x if rounded is None else x.astype(rounded).astype(real)
-
-    b, s, h, _ = q.shape
-    t, group = k.shape[1], h // k.shape[2]
-    seen = np.arange(t)[None] <= np.arange(s)[:, None] if causal else np.ones((s, t), bool)
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for i in range(b):
-        for j in range(h):
-            own_k, own_v, do = k[i, :, j // group], v[i, :, j // group], d_out[i, :, j]
-            scores = np.where(seen, q[i, :, j] @ own_k.T * real(scale), -np.inf)
-            p = np.exp(scores - scores.max(1, keepdims=True))
-            p /= p.sum(1, keepdims=True)
-            out = to_type(to_type(p) @ own_v)
-            delta = (out * do).sum(1, keepdims=True) - d_lse[i, j][:, None]
-            ds = to_type(p * (do @ own_v.T - delta))
-            dq[i, :, j] = real(scale) * ds @ own_k
-            dk[i, :, j // group] += real(scale) * ds.T @ q[i, :, j]
-            dv[i, :, j // group] += to_type(p).T @ do
-    return (
-        dq.astype(type_ if rounded else real),
-        dk.astype(type_ if rounded else real),
-        dv.astype(type_ if rounded else real),
-    )
-
-
 def check(q, k, v, *, causal=False, scale=None, config=None, deterministic=False, lse_counts=True):
     """The gradients of a call that returns its LSE too, both with random cotangents."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -79,16 +47,14 @@ def check(q, k, v, *, causal=False, scale=None, config=None, deterministic=False
     )
     _, pull = jax.vjp(call, *map(jnp.asarray, (q, k, v)))
     found = pull((jnp.asarray(d_out), jnp.asarray(d_lse)))
-    exact = gradients(q, k, v, d_out, d_lse, causal, scale)
-    yardstick = gradients(q, k, v, d_out, d_lse, causal, scale, q.dtype)
-    for name, x, y, plain, like in zip(NAMES, found, exact, yardstick, (q, k, v), strict=True):
+    exact = reference.attention_gradients(q, k, v, d_out, d_lse, causal=causal, scale=scale)
+    yardstick = reference.attention_gradients(q, k, v, d_out, d_lse, causal=causal, scale=scale, rounded=True)
+    errors = reference.gradient_errors(found, exact, yardstick)
+    for name, x, y, (error, allowed), like in zip(NAMES, found, exact, errors, (q, k, v), strict=True):
         assert x.shape == like.shape and x.dtype == like.dtype
-        x = np.asarray(x).astype(np.float64)
-        rms = np.sqrt(np.mean(y**2))
-        allowed = max(2 * np.sqrt(np.mean((plain.astype(np.float64) - y) ** 2)), 1e-3 * rms)
-        error = np.sqrt(np.mean((x - y) ** 2))
-        assert error <= allowed, f"{name}: rms error {error:.2e}, allowed {allowed:.2e}, rms {rms:.2e}"
-        assert np.abs(x - y).max() <= max(0.05 * np.abs(y).max(), 2 * allowed), f"{name}: no element is far off"
+        assert error <= allowed, f"{name}: rms error {error:.2e}, allowed {allowed:.2e}"
+        difference = np.abs(np.asarray(x).astype(np.float64) - y)
+        assert difference.max() <= max(0.05 * np.abs(y).max(), 2 * allowed), f"{name}: no element is far off"
     return found
 
 
