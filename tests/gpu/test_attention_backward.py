@@ -19,7 +19,7 @@ import pytest
 from mosaic_gpu.codegen.cubin_cache import compile_count
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
-from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_backward_config
+from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.runtime.device import default_arch
 
 pytestmark = pytest.mark.gpu
@@ -230,7 +230,7 @@ def test_keys_that_no_query_sees_get_zeros(random: Any, poisoned: Any) -> None:
 
 
 def test_one_set_of_cubins_serves_every_length_batch_and_head_count(check: Any, random: Any) -> None:
-    config = default_backward_config(128, 128)  # tuned ones differ with the length
+    config = default_config(128, 128)  # tuned ones differ with the length
 
     def run(b: int, s: int, t: int, h: int, h_kv: int) -> None:
         q, k, v = (random(b, n, m, 128, dtype=BF) for n, m in ((s, h), (t, h_kv), (t, h_kv)))

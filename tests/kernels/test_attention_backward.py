@@ -24,7 +24,7 @@ from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import attention_backward as sm90
-from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_backward_config
+from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.plan.build import build_plan
 
@@ -299,7 +299,7 @@ def test_configs_that_do_not_fit(d, words):
 def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.bfloat16, config=None):
     """(name, plan) of every kernel of a backward pass, with and without determinism."""
     dv = dv or d
-    c = config or default_backward_config(d, dv)
+    c = config or default_config(d, dv)
     dtype = jnp.dtype(dtype)
 
     def of(*shape, dtype=dtype):
@@ -307,11 +307,11 @@ def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.
 
     q, k, v, d_out = of(b, s, h, d), of(b, t, h_kv, d), of(b, t, h_kv, dv), of(b, s, h, dv)
     lse = of(b, h, s, dtype=jnp.float32)
-    preprocess = sm90._preprocess(b, s, h, d, dv, dtype, c, True)
+    preprocess, no_d_lse = (sm90._preprocess(b, s, h, d, dv, dtype, c, True, there) for there in (True, False))
     nlse, delta, sums = preprocess.options["out_type"]
     table = key_tile_table(b, h_kv, t, 1, 128, causal)
     main = functools.partial(sm90._main, b, h_kv, t, d, dv, len(table), dtype, c, causal, 0.1)
-    calls = [("preprocess", preprocess, (d_out, d_out, lse, lse))]
+    calls = [("preprocess", preprocess, (d_out, d_out, lse, lse)), ("no d_lse", no_d_lse, (d_out, d_out, lse))]
     if c.split:
         calls.append(("dv", main(True, False), (table, q, k, d_out, nlse)))
     rest = (table, q, k, v, d_out, nlse, delta)
@@ -366,4 +366,4 @@ def test_the_config_knows_its_shared_memory():
     """What it says is at least what the plans take, and no more than 1 KiB beside it."""
     for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (80, 80)):
         most = max(p.shared_bytes for p in plans(d, dv).values())
-        assert abs(most - default_backward_config(d, dv).shared_bytes(d, dv)) < 1024
+        assert abs(most - default_config(d, dv).shared_bytes(d, dv)) < 1024
