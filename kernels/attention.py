@@ -47,7 +47,8 @@ def attention(
     implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
     of these: the first that takes it; None: ours, and XLA's on GPUs for which there is no kernel, said once in the log.
     deterministic: gradients are the same bits in every run; else dQ is summed up in any order, which is faster.
-    backward_config: of the kernels that make the gradients; None takes the default.
+    backward_config: of the kernels that make the gradients; None takes the tuned one or the default, as `config` does
+    (`mosaic_gpu.explain_config("attention_backward", q, k, v, causal=...)`).
 
     Differentiable once, in reverse mode: dQ, dK and dV come from kernels of their own; the cotangent of a returned LSE counts.
     Output and LSE are what the backward pass keeps besides q, k and v; checkpoint policies know them as "attention_out"

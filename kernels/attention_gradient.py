@@ -7,14 +7,15 @@ import functools
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.frontend.shard_map import alike
+from mosaic_gpu.kernels import dispatch
 from mosaic_gpu.kernels.sm90 import attention as forward
 from mosaic_gpu.kernels.sm90 import attention_backward as backward
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
+from mosaic_gpu.runtime.device import default_arch
 
 Arrays = tuple[jax.Array, ...]
 
@@ -59,18 +60,37 @@ def _forward(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[Arra
 
 
 def _backward(call: Call, kept: Arrays, cotangents: Arrays) -> Arrays:
-    lse = kept[-1]
-    d_lse = cotangents[1] if call.return_lse else jnp.zeros_like(lse)
-    return _gradients(call, *alike([*kept, cotangents[0], d_lse]))
+    return _gradients(call, *alike([*kept, *cotangents]))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _gradients(call: Call, *arrays: jax.Array) -> Arrays:
-    q, _, v, *_ = arrays
-    config = call.backward_config or backward.default_backward_config(q.shape[-1], v.shape[-1])
-    return backward.attention_backward(
-        *arrays, config=config, causal=call.causal, scale=call.scale, deterministic=call.deterministic
-    )
+    """arrays: q, k, v, output and LSE, then the cotangents of what the call returned."""
+    options = {"causal": call.causal, "scale": call.scale, "deterministic": call.deterministic}
+    return gradients(*arrays, backward_config=call.backward_config, **options)
+
+
+def gradients(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    d_lse: jax.Array | None = None,
+    *,
+    causal: bool,
+    scale: float,
+    deterministic: bool = False,
+    backward_config: AttentionBackwardConfig | None = None,
+) -> Arrays:
+    """(dQ, dK, dV) by the backward kernels; arrays as `sm90.attention_backward` takes them.  None: the tuned config or the
+    default."""
+    config = backward_config
+    if config is None:
+        config = dispatch.choose_config("attention_backward", default_arch(), q, k, v, causal=causal)
+    options = {"config": config, "causal": causal, "scale": scale, "deterministic": deterministic}
+    return backward.attention_backward(q, k, v, out, lse, d_out, d_lse, **options)
 
 
 def _second(call: Call, primals: Any, tangents: Any) -> NoReturn:

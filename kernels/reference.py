@@ -43,6 +43,57 @@ def attention(
     return out, lse
 
 
+def attention_gradients(
+    q: Any, k: Any, v: Any, d_out: Any, d_lse: Any, *, causal: bool, scale: float, rounded: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """dQ, dK and dV of softmax(scale q k^T) v, in float64.
+
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); d_out: (b, s, h, dv) and d_lse: (b, h, s), the cotangents of the
+    output and of its natural log-sum-exp.
+    rounded: in float32 instead, with O, P, dS and the results rounded to q's dtype, as any kernel on 16-bit tensor cores must.
+    """
+    real = np.float32 if rounded else np.float64
+    dtype = np.asarray(q).dtype
+    q, k, v, d_out, d_lse = (np.asarray(x).astype(real) for x in (q, k, v, d_out, d_lse))
+
+    def to_type(x: np.ndarray) -> np.ndarray:
+        return x.astype(dtype).astype(real) if rounded else x
+
+    b, s, h, _ = q.shape
+    t, group = k.shape[1], h // k.shape[2]
+    seen = np.arange(t)[None] <= np.arange(s)[:, None] if causal else np.ones((s, t), bool)
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for i in range(b):
+        for j in range(h):
+            own_k, own_v, do = k[i, :, j // group], v[i, :, j // group], d_out[i, :, j]
+            scores = np.where(seen, q[i, :, j] @ own_k.T * real(scale), -np.inf)
+            p = np.exp(scores - scores.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            out = to_type(to_type(p) @ own_v)
+            delta = (out * do).sum(1, keepdims=True) - d_lse[i, j][:, None]
+            ds = to_type(p * (do @ own_v.T - delta))
+            dq[i, :, j] = real(scale) * ds @ own_k
+            dk[i, :, j // group] += real(scale) * ds.T @ q[i, :, j]
+            dv[i, :, j // group] += to_type(p).T @ do
+    return to_type(dq), to_type(dk), to_type(dv)
+
+
+def gradient_errors(found: Any, exact: Any, plain: Any) -> list[tuple[float, float]]:
+    """(rms error, allowed rms error) of each gradient: twice that of `plain`, at least 1e-3 of the gradient's rms.
+
+    exact: `attention_gradients(...)`; plain: the same, rounded.  An error is NaN where a gradient has one.
+    """
+
+    def rms(x: np.ndarray) -> float:
+        return float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0
+
+    found = [np.asarray(x).astype(np.float64) for x in found]
+    return [
+        (rms(x - y), max(2 * rms(z.astype(np.float64) - y), 1e-3 * rms(y)))
+        for x, y, z in zip(found, exact, plain, strict=True)
+    ]
+
+
 def relative_error(x: Any, reference: np.ndarray) -> float:
     """||x - reference|| / ||reference||; NaN where x has one."""
     difference = np.linalg.norm(np.asarray(x).astype(np.float64) - reference)

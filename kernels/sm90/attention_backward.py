@@ -21,7 +21,6 @@ from jax import lax
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, KEYS, ROWS, AttentionBackwardConfig, tiles_of
-from mosaic_gpu.kernels.sm90.attention_backward_config import default_backward_config as default_backward_config
 from mosaic_gpu.kernels.sm90.attention_backward_dq import query_gradients
 from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
@@ -36,7 +35,7 @@ def attention_backward(
     out: jax.Array,
     lse: jax.Array,
     d_out: jax.Array,
-    d_lse: jax.Array,
+    d_lse: jax.Array | None,
     *,
     config: AttentionBackwardConfig,
     causal: bool,
@@ -46,13 +45,15 @@ def attention_backward(
     """(dQ, dK, dV), for arrays that the dispatcher has checked.  deterministic: dQ by a kernel of its own.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); out, d_out: (b, s, h, dv), all of one 16-bit dtype; lse, d_lse:
-    (b, h, s) float32, the natural log-sum-exp of the forward pass and its cotangent.
+    (b, h, s) float32, the natural log-sum-exp of the forward pass and its cotangent (None: zeros).
     """
     b, s, h, d = q.shape
     t, h_kv, dv = v.shape[1:]
     config.check(d, dv)
     dtype = jnp.dtype(q.dtype)
-    nlse, delta, *dq_sum = _preprocess(b, s, h, d, dv, dtype, config, not deterministic)(out, d_out, lse, d_lse)
+    rows = (lse,) if d_lse is None else (lse, d_lse)
+    preprocess = _preprocess(b, s, h, d, dv, dtype, config, not deterministic, len(rows) == 2)
+    nlse, delta, *dq_sum = preprocess(out, d_out, *rows)
     table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), KEYS, causal)
     call = functools.partial(_main, b, h_kv, t, d, dv, len(table), dtype, config, causal, scale)
     sums = None if deterministic else dq_sum[0].shape
@@ -79,8 +80,10 @@ def _params() -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _preprocess(b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: AttentionBackwardConfig, sums: bool) -> Any:
-    """(out, d_out, lse, d_lse) -> (-LSE in base 2, row sums of dO O less the LSE's cotangent, zeros), by blocks of 64 queries.
+def _preprocess(
+    b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: AttentionBackwardConfig, sums: bool, with_d_lse: bool
+) -> Any:
+    """(out, d_out, lse, d_lse if there is one) -> (-LSE in base 2, row sums of dO O less d_lse, zeros), by blocks of 64 queries.
 
     The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
     sums: whether there are zeros.
@@ -88,7 +91,8 @@ def _preprocess(b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: Attentio
     parts, columns = c.parts(d), c.part_columns(d)
     padded = plgpu.cdiv(s, c.block_q) * c.block_q
 
-    def body(out: Any, d_out: Any, lse: Any, d_lse: Any, nlse: Any, delta: Any, *dq_sum: Any) -> None:
+    def body(out: Any, d_out: Any, lse: Any, *rest: Any) -> None:
+        d_lse, nlse, delta, *dq_sum = rest if with_d_lse else (None, *rest)
         batch, head, block = (lax.axis_index(n) for n in ("batch", "head", "block"))
         rows = plgpu.ds(block * ROWS, ROWS)
         by_row = plgpu.Layout.WGMMA.reduce(1)
@@ -99,11 +103,13 @@ def _preprocess(b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: Attentio
             return sums + jnp.sum(o * do, axis=1)
 
         products = lax.fori_loop(0, dv // chunk(dv), add_products, jnp.zeros((ROWS,), jnp.float32))
-        own, d_own = (plgpu.load(x.at[batch, head, rows], layout=by_row) for x in (lse, d_lse))
+        own = plgpu.load(lse.at[batch, head, rows], layout=by_row)
+        if d_lse is not None:
+            products = products - plgpu.load(d_lse.at[batch, head, rows], layout=by_row)
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=by_row) + block * ROWS
         seen = (row < plgpu.dim_size(lse, 2)) & (own != -jnp.inf)
         nlse[batch, head, rows] = jnp.where(seen, own * -LOG2_E, -jnp.inf)
-        delta[batch, head, rows] = jnp.where(seen, products - d_own, 0.0)
+        delta[batch, head, rows] = jnp.where(seen, products, 0.0)
         place = (batch * plgpu.dim_size(nlse, 1) + head) * plgpu.div(plgpu.dim_size(nlse, 2), ROWS) + block
 
         def clear(i: Any, _: None) -> None:

@@ -105,7 +105,7 @@ def tiles_of(count: int, rows: int, columns: int, dtype: Any) -> Any:
     return plgpu.SMEM((count, rows, columns), dtype, transforms=transforms)
 
 
-def default_backward_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
+def default_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
     """What runs when nothing was tuned."""
     wide = head_dim + value_dim
     if wide <= 128:

@@ -85,10 +85,12 @@ class AttentionProblem:
 
         return [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in self.shape.shapes]
 
-    def output(self) -> Any:
-        """Memory for a result."""
+    any_order = 0
+
+    def output(self) -> list[Any]:
+        """Memory for the results."""
         s = self.shape
-        return self.torch.empty((s.batch, s.length, s.heads, s.v_dim), device="cuda", dtype=self.torch.bfloat16)
+        return [self.torch.empty((s.batch, s.length, s.heads, s.v_dim), device="cuda", dtype=self.torch.bfloat16)]
 
     @functools.cached_property
     def expected(self) -> list[tuple[int, int, Any, float]]:
@@ -120,7 +122,7 @@ class AttentionProblem:
     def judge(self, output: Any) -> Accuracy:
         """The head that is worst in proportion to what is allowed; a NaN anywhere in the output, those of poison
         that was not overwritten too, is an error of NaN."""
-        if tuple(output.shape) != tuple(self.output().shape):
+        if tuple(output.shape) != tuple(self.output()[0].shape):
             raise ValueError(f"the result has shape {tuple(output.shape)}")
         if bool(self.torch.isnan(output).any()):
             return Accuracy(float("nan"), self.expected[0][3])
@@ -135,21 +137,27 @@ class TorchProvider(Provider):
     def __init__(self, torch: Any) -> None:
         self.torch = torch
 
-    def function(self, problem: AttentionProblem) -> tuple[Callable[..., Any], list[Any], Callable[[Any], Any]]:
-        """The call, its arguments for each set, and what makes (b, s, h, d) of its result."""
+    def attend(self, shape: Shape) -> Callable[..., Any]:
+        """Its function of q, k and v.  Raises Unsupported."""
         raise NotImplementedError
+
+    def in_order(self, x: Any) -> Any:
+        """(b, s, h, d) as it takes it, and the other way round."""
+        return x
 
     def prepare(self, cell: Cell, problem: AttentionProblem) -> DeviceCall:
         """The call on every set."""
-        call, sets, finish = self.function(problem)
+        call = self.attend(problem.shape)
+        sets = [tuple(self.in_order(x) for x in inputs) for inputs in problem.sets]
 
-        def enqueue(i: int) -> None:
-            call(*sets[i % len(sets)])
+        def enqueue(i: int) -> Any:
+            with self.torch.no_grad():
+                return call(*sets[i % len(sets)])
 
         def first() -> Any:
-            poison = problem.output().fill_(float("nan"))
+            poison = [x.fill_(float("nan")) for x in problem.output()]
             del poison
-            return finish(call(*sets[0]))
+            return self.in_order(enqueue(0))
 
         return DeviceCall(enqueue, first)
 
@@ -166,23 +174,25 @@ class CuDnn(TorchProvider):
         """cuDNN's and PyTorch's."""
         return f"cudnn {self.torch.backends.cudnn.version()}, torch {self.torch.__version__}"
 
-    def function(self, problem: AttentionProblem) -> tuple[Callable[..., Any], list[Any], Callable[[Any], Any]]:
+    def attend(self, shape: Shape) -> Callable[..., Any]:
         """scaled_dot_product_attention with the backend pinned."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 
-        sets = [tuple(x.transpose(1, 2) for x in inputs) for inputs in problem.sets]
-        if self.heads_first:
-            sets = [tuple(x.contiguous() for x in inputs) for inputs in sets]
-        options: dict[str, Any] = {"is_causal": problem.shape.causal}
-        if problem.shape.kv_heads != problem.shape.heads:
+        options: dict[str, Any] = {"is_causal": shape.causal}
+        if shape.kv_heads != shape.heads:
             options["enable_gqa"] = True
 
         def call(*inputs: Any) -> Any:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 return scaled_dot_product_attention(*inputs, **options)
 
-        return call, sets, lambda out: out.transpose(1, 2)
+        return call
+
+    def in_order(self, x: Any) -> Any:
+        """(b, s, h, d) as it takes it, and the other way round."""
+        x = x.transpose(1, 2)
+        return x.contiguous() if self.heads_first else x
 
 
 class FlashAttention4(TorchProvider):
@@ -194,19 +204,18 @@ class FlashAttention4(TorchProvider):
         """Of flash-attn-4 and of the DSL."""
         return f"{package_version('flash-attn-4')}, cutlass-dsl {package_version('nvidia-cutlass-dsl')}"
 
-    def function(self, problem: AttentionProblem) -> tuple[Callable[..., Any], list[Any], Callable[[Any], Any]]:
-        """flash_attn_func without gradients."""
+    def attend(self, shape: Shape) -> Callable[..., Any]:
+        """flash_attn_func."""
         try:
             from flash_attn.cute import flash_attn_func
         except Exception as error:  # its dependencies raise more than ImportError
             raise Unsupported(f"flash-attn-4 cannot be imported: {first_line(error)}") from error
 
         def call(*inputs: Any) -> Any:
-            with self.torch.no_grad():
-                out = flash_attn_func(*inputs, causal=problem.shape.causal)
+            out = flash_attn_func(*inputs, causal=shape.causal)
             return out[0] if isinstance(out, tuple) else out
 
-        return call, problem.sets, lambda out: out
+        return call
 
 
 def our_function(cell: Cell, config: Any) -> Callable[..., Any]:

@@ -76,8 +76,17 @@ def program_of_sets(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> 
     return run
 
 
-def host_call(program: Callable[[Any], list[Any]], sets: Sequence[Sequence[Any]], overhead: float = 0.0) -> HostCall:
-    """A program of sets for the protocols.  overhead: what an empty program takes, of which a timing must be a hundredfold."""
+def host_call(
+    program: Callable[[Any], list[Any]],
+    sets: Sequence[Sequence[Any]],
+    same: Callable[[Any, Any], bool],
+    overhead: float = 0.0,
+) -> HostCall:
+    """A program of sets for the protocols.
+
+    same: whether two results for the same inputs are as they must be.  overhead: what an empty program takes, of which a
+    timing must be a hundredfold.
+    """
     import jax
 
     def run(loops: int) -> None:
@@ -91,10 +100,8 @@ def host_call(program: Callable[[Any], list[Any]], sets: Sequence[Sequence[Any]]
     kept: list[Any] = []
 
     def repeatable() -> bool:
-        import jax.numpy as jnp
-
         if not kept:
             kept.append(first())
-        return bool(jnp.array_equal(kept[0], first()))
+        return same(kept[0], first())
 
     return HostCall(run, len(sets), first, overhead, repeatable)

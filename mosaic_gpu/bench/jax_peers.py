@@ -67,19 +67,34 @@ class JaxPeer(Provider):
         return f"{self.package} {package_version(self.package)}, jax {package_version('jax')}, {self.dtype}"
 
     def prepare(self, cell: Cell, problem: Any) -> HostCall:
-        """One program with a call for each set: launches follow each other without waiting for Python."""
+        """A call for each set."""
+        attend = self.attend(cell)
+        return self.batch(attend, self.arrays(problem.sets), lambda out: self.torch.from_dlpack(out).clone())
+
+    def attend(self, cell: Cell) -> Attend:
+        """The library's function.  Raises Unsupported."""
         try:
             import jax
 
             if jax.default_backend() != "gpu":
                 raise Unsupported("JAX sees no GPU")
-            attend = self.make(cell.data)
+            return self.make(cell.data)
         except ImportError as error:
             raise Unsupported(f"{self.package} cannot be imported: {first_line(error)}") from error
-        self.torch.cuda.synchronize()  # the inputs are written before another stream reads them
-        sets = [[jax.dlpack.from_dlpack(x).astype(self.dtype) for x in inputs] for inputs in problem.sets]
-        jax.block_until_ready(sets)
-        program = jax.jit(lambda sets: [attend(*inputs) for inputs in sets]).lower(sets).compile()
+
+    def arrays(self, sets: Any) -> list[list[Any]]:
+        """PyTorch's tensors as JAX's arrays of the dtype that the library takes."""
+        import jax
+
+        self.torch.cuda.synchronize()  # they are written before another stream reads them
+        found = [[jax.dlpack.from_dlpack(x).astype(self.dtype) for x in inputs] for inputs in sets]
+        return jax.block_until_ready(found)  # type: ignore[no-any-return]
+
+    def batch(self, function: Callable[..., Any], sets: Any, finish: Callable[[Any], Any]) -> HostCall:
+        """One program with a call for each set: launches follow each other without waiting for Python."""
+        import jax
+
+        program = jax.jit(lambda sets: [function(*inputs) for inputs in sets]).lower(sets).compile()
 
         def run(loops: int) -> None:
             for _ in range(loops):
@@ -87,10 +102,32 @@ class JaxPeer(Provider):
             jax.block_until_ready(result)
 
         def first() -> Any:
-            out = jax.block_until_ready(program(sets))[0]
-            return self.torch.from_dlpack(out).clone()
+            return finish(jax.block_until_ready(program(sets))[0])
 
         return HostCall(run, len(sets), first, overhead_seconds())
+
+
+class JaxGradient(JaxPeer):
+    """A library's derivative.  Its residuals are what `jax.vjp` keeps, made before anything is timed, unless the forward pass is
+    timed, too (`problem.shape.forward`)."""
+
+    def prepare(self, cell: Cell, problem: Any) -> HostCall:
+        """A call for each set."""
+        import jax
+
+        attend, inputs = self.attend(cell), self.arrays(problem.inputs)
+
+        def both(q: Any, k: Any, v: Any, d_out: Any) -> Any:
+            return jax.vjp(attend, q, k, v)[1](d_out)
+
+        def finish(gradients: Any) -> Any:
+            return [self.torch.from_dlpack(x).clone() for x in gradients]
+
+        if problem.shape.forward:
+            return self.batch(both, inputs, finish)
+        pull = jax.jit(lambda q, k, v: jax.vjp(attend, q, k, v)[1])
+        sets = jax.block_until_ready([(pull(*some[:3]), some[3]) for some in inputs])
+        return self.batch(lambda pull, d_out: pull(d_out), sets, finish)
 
 
 @functools.cache
@@ -110,11 +147,19 @@ def overhead_seconds() -> float:
     return statistics.median(samples)
 
 
+PEERS: list[tuple[str, str, Callable[[Any], Attend]]] = [
+    ("jax.nn cudnn", "jax", _cudnn),
+    ("fa3 jax", "flash-attn3-jax", _flash_attention_3),
+    ("tokamax", "tokamax", _tokamax),
+]
+
+
 def attention_peers(torch: Any) -> list[Provider]:
     """All of them, installed or not."""
-    return [
-        JaxPeer(torch, "jax.nn cudnn", "jax", _cudnn),
-        JaxPeer(torch, "fa3 jax", "flash-attn3-jax", _flash_attention_3),
-        JaxPeer(torch, "tokamax", "tokamax", _tokamax),
-        JaxPeer(torch, "jax attention_mgpu fp16", "jax", _attention_mgpu, "float16"),
-    ]
+    peers = [JaxPeer(torch, *peer) for peer in PEERS]
+    return [*peers, JaxPeer(torch, "jax attention_mgpu fp16", "jax", _attention_mgpu, "float16")]
+
+
+def gradient_peers(torch: Any) -> list[Provider]:
+    """Those that have a derivative."""
+    return [JaxGradient(torch, *peer) for peer in PEERS]

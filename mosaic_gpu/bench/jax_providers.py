@@ -19,7 +19,11 @@ from .jax_peers import overhead_seconds
 from .model import Accuracy, Cell, HostCall, Missing, Provider, Unsupported, first_line
 from .runner import Benchmark
 
-TORCH_PEERS = {"attention": ("cudnn", "cudnn bhsd", "fa4"), "matmul": ("cublas", "cublas nt")}
+TORCH_PEERS = {
+    "attention": ("cudnn", "cudnn bhsd", "fa4"),
+    "attention_backward": ("cudnn", "cudnn bhsd", "fa4"),
+    "matmul": ("cublas", "cublas nt"),
+}
 
 
 def cell_of(workload: Any) -> Cell:
@@ -32,8 +36,9 @@ class JaxProblem:
     """Inputs of a workload and their judge."""
 
     def __init__(self, tunable: Tunable, cell: Cell, seed: int) -> None:
-        self.sets = input_sets(tunable.inputs(cell.data, seed))
+        self.sets = input_sets(tunable, cell.data, seed)
         self._judge = tunable.judge(cell.data, self.sets[0])
+        self.same = self._judge.same
 
     def judge(self, output: Any) -> Accuracy:
         """Of the first set's result."""
@@ -62,7 +67,7 @@ class JaxProvider(Provider):
             raise Unsupported(first_line(error)) from error
         except MosaicGpuError as error:
             raise RuntimeError(f"{type(error).__name__}: {first_line(error)}") from error
-        return host_call(program, problem.sets, overhead_seconds())
+        return host_call(program, problem.sets, problem.same, overhead_seconds())
 
 
 class JaxOurs(JaxProvider):

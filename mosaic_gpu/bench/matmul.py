@@ -70,9 +70,11 @@ class MatmulProblem:
         s = self.shape
         return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in ((s.m, s.k), (s.k, s.n))]
 
-    def output(self) -> Any:
-        """Memory for a result."""
-        return self.torch.empty((self.shape.m, self.shape.n), device="cuda", dtype=self.torch.bfloat16)
+    any_order = 0
+
+    def output(self) -> list[Any]:
+        """Memory for the results."""
+        return [self.torch.empty((self.shape.m, self.shape.n), device="cuda", dtype=self.torch.bfloat16)]
 
     @functools.cached_property
     def expected(self) -> tuple[Any, Any, float]:
@@ -111,7 +113,7 @@ class CuBlas(Provider):
         sets = problem.sets
         if self.transposed:
             sets = [(a, b.T.contiguous().T) for a, b in sets]
-        out = problem.output()
+        (out,) = problem.output()
 
         def enqueue(i: int) -> None:
             a, b = sets[i % len(sets)]

@@ -20,7 +20,7 @@ from mosaic_gpu.tune.space import config_from
 
 from .model import Cell, DeviceCall, Provider, Unsupported, first_line
 
-SAME_MEMORY = ("reshape", "copy", "copy_p")  # equations that hand an argument on
+SAME_MEMORY = ("reshape", "copy", "copy_p", "name")  # equations that hand an argument on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +59,32 @@ def read_configs(path: str | None, kernel: str) -> list[NamedConfig]:
     return found
 
 
-def kernel_call(function: Callable[..., Any], *arguments: Any) -> tuple[Program, list[int | np.ndarray]]:
-    """The one kernel that `function` calls for abstract arguments, and its inputs: an argument's index, or a constant.
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The `output`-th result of the `step`-th kernel of a function."""
+
+    step: int
+    output: int
+
+
+Value = int | np.ndarray | Made  # an argument of the function by its index, a constant, a result of one of its kernels
+
+
+def kernel_calls(
+    function: Callable[..., Any], *arguments: Any
+) -> tuple[list[tuple[Program, list[Value]]], list[Value]]:
+    """The kernels that `function` calls for abstract arguments, in order, each with its inputs; and what it returns.
 
     The constants are tables that the function makes on the host, such as attention's lists of tiles.
     """
-    found: list[tuple[Program, list[int | np.ndarray]]] = []
+    found: list[tuple[Program, list[Value]]] = []
 
-    def visit(closed: Any, inputs: Sequence[int | np.ndarray | None]) -> None:
+    def visit(closed: Any, inputs: Sequence[Value | None]) -> list[Value | None]:
         jaxpr = closed.jaxpr
-        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        known: dict[Any, Value | None] = dict(zip(jaxpr.invars, inputs, strict=True))
         known |= {v: np.asarray(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
 
-        def value(x: Any) -> int | np.ndarray | None:
+        def value(x: Any) -> Value | None:
             return np.asarray(x.val) if isinstance(x, jex.Literal) else known.get(x)
 
         for e in jaxpr.eqns:
@@ -80,19 +93,24 @@ def kernel_call(function: Callable[..., Any], *arguments: Any) -> tuple[Program,
                 taken = [value(x) for x in e.invars]
                 if any(x is None for x in taken):
                     raise ValueError(
-                        f"{function} computes what its kernel takes; only arguments and constants can be given here"
+                        f"{function} computes what its kernel takes; only arguments, constants and what other kernels made can "
+                        "be given here"
                     )
+                known |= {x: Made(len(found), i) for i, x in enumerate(e.outvars)}
                 found.append((e.params["traced"].program, [x for x in taken if x is not None]))
-            elif e.primitive.name in SAME_MEMORY and e.invars[0] in known:
+            elif e.primitive.name in SAME_MEMORY and known.get(e.invars[0]) is not None:
                 known[e.outvars[0]] = known[e.invars[0]]
             elif hasattr(inner, "consts"):  # under a jit, or a rule for derivatives
-                visit(inner, [value(x) for x in e.invars])
+                known |= dict(zip(e.outvars, visit(inner, [value(x) for x in e.invars]), strict=True))
+        return [value(x) for x in jaxpr.outvars]
 
     closed = jax.make_jaxpr(function)(*arguments)
-    visit(closed, range(len(closed.jaxpr.invars)))
-    if len(found) != 1:
-        raise ValueError(f"{function} calls {len(found)} kernels; one can be launched here")
-    return found[0]
+    results = visit(closed, range(len(closed.jaxpr.invars)))
+    if not found:
+        raise ValueError(f"{function} calls no kernel")
+    if any(x is None for x in results):
+        raise ValueError(f"{function} returns what no kernel made")
+    return found, [x for x in results if x is not None]
 
 
 def explained(kernel: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
@@ -107,26 +125,52 @@ def explained(kernel: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
 
 
 class TorchLaunch:
-    """A compiled kernel on tensors.  sets: the arguments of each set; out: where the results go, set after set."""
+    """Compiled kernels on tensors, one after the other.  sets: the arguments of each set; out: where the results go, set after
+    set.  What goes from kernel to kernel has memory of its own.  written: all of it, results too."""
 
-    def __init__(self, torch: Any, program: Program, inputs: Sequence[int | np.ndarray], sets: Any, out: Any) -> None:
-        plan = execute.plan_of(program, execute.target_arch(program, (9, 0)))
-        self.launcher = native.Launcher(execute.launch_spec(plan))
+    def __init__(self, torch: Any, function: Callable[..., Any], abstract: Sequence[Any], sets: Any, out: Any) -> None:
+        steps, results = kernel_calls(function, *abstract)
+        plans = [execute.plan_of(program, execute.target_arch(program, (9, 0))) for program, _ in steps]
+        self.launchers = [native.Launcher(execute.launch_spec(plan)) for plan in plans]
         self.stream = lambda: torch.cuda.current_stream().cuda_stream
-        constants = {
-            i: torch.from_numpy(np.array(x)).cuda() for i, x in enumerate(inputs) if isinstance(x, np.ndarray)
-        }  # a copy: tables are read-only
+        memory: dict[Made, Any] = {r: x for r, x in zip(results, out, strict=True) if isinstance(r, Made)}
+        constants: dict[int, Any] = {}
+
+        def tensor(x: Value, arguments: Sequence[Any]) -> Any:
+            if isinstance(x, np.ndarray):
+                if id(x) not in constants:
+                    constants[id(x)] = torch.from_numpy(np.array(x)).cuda()  # a copy: tables are read-only
+                return constants[id(x)]
+            return memory[x] if isinstance(x, Made) else arguments[x]
+
+        made = [program.inputs[len(program.inputs) - program.num_outputs :] for program, _ in steps]
+        for n, (program, inputs) in enumerate(steps):
+            aliases = {o: i for i, o in program.aliases}
+            for o, variable in enumerate(made[n]):
+                if o in aliases and Made(n, o) in memory:
+                    raise ValueError(f"{function} returns what {program.name} has changed in place")
+                if o in aliases:
+                    memory[Made(n, o)] = tensor(inputs[aliases[o]], ())
+                elif Made(n, o) not in memory:
+                    dtype = getattr(torch, str(np.dtype(variable.dtype)))
+                    memory[Made(n, o)] = torch.empty(variable.shape, device="cuda", dtype=dtype)
+        self.written = list({x.data_ptr(): x for x in memory.values()}.values())
         self.calls = []
         for arguments in sets:
-            tensors = [constants[i] if i in constants else arguments[x] for i, x in enumerate(inputs)] + [out]
-            if not all(t.is_contiguous() for t in tensors):
-                raise ValueError("our kernels take row-major arrays")
-            self.calls.append(([t.data_ptr() for t in tensors], [t.nbytes for t in tensors], tensors))
+            launches = []
+            for n, (_, inputs) in enumerate(steps):
+                tensors = [tensor(x, arguments) for x in inputs]
+                tensors += [memory[Made(n, o)] for o in range(len(made[n]))]
+                if not all(t.is_contiguous() for t in tensors):
+                    raise ValueError("our kernels take row-major arrays")
+                launches.append(([t.data_ptr() for t in tensors], [t.nbytes for t in tensors], tensors))
+            self.calls.append(launches)
 
     def __call__(self, i: int) -> None:
         """Enqueue a call on the i-th set."""
-        addresses, sizes, _ = self.calls[i % len(self.calls)]
-        self.launcher.launch(addresses, sizes, self.stream())  # type: ignore[no-untyped-call]
+        stream = self.stream()  # type: ignore[no-untyped-call]
+        for launcher, (addresses, sizes, _) in zip(self.launchers, self.calls[i % len(self.calls)], strict=True):
+            launcher.launch(addresses, sizes, stream)
 
 
 class Ours(Provider):
@@ -155,29 +199,34 @@ class Ours(Provider):
         return self._explained
 
     def prepare(self, cell: Cell, problem: Any) -> DeviceCall:
-        """problem: has sets (tensors), shapes (abstract arguments) and output() (an empty tensor)."""
+        """problem: has sets (tensors), abstract (arguments), output() (empty tensors, one for each result) and any_order (how
+        many results, from the first, are not the same bits in every run)."""
         if not re.search(self.named.cells, cell.name):
             raise Unsupported("this config is for other cells")
         try:
             config = self.named.config(self.kernel)
             function = self.function(cell, config)
             self._explained = explained(self.kernel, *problem.abstract, **getattr(function, "keywords", {}))
-            program, inputs = kernel_call(function, *problem.abstract)
+            out = problem.output()
+            launch = TorchLaunch(self.torch, function, problem.abstract, problem.sets, out)
         except UnsupportedCall as error:
             raise Unsupported(first_line(error)) from error
         except MosaicGpuError as error:
             raise RuntimeError(f"{type(error).__name__}: {first_line(error)}") from error
-        out = problem.output()
-        launch = TorchLaunch(self.torch, program, inputs, problem.sets, out)
         kept: list[Any] = []
 
         def poisoned() -> Any:
-            out.fill_(float("nan"))
+            for x in launch.written:
+                x.fill_(float("nan"))
             launch(0)
             return out
 
         def first() -> Any:
-            kept[:] = [poisoned().clone()]
-            return kept[0]
+            kept[:] = [x.clone() for x in poisoned()]
+            return kept[0] if len(kept) == 1 else kept
 
-        return DeviceCall(launch, first, lambda: bool(self.torch.equal(poisoned(), kept[0])))
+        def repeatable() -> bool:
+            pairs = list(zip(poisoned(), kept, strict=True))[problem.any_order :]
+            return all(bool(self.torch.equal(x, y)) for x, y in pairs)
+
+        return DeviceCall(launch, first, repeatable)

@@ -32,15 +32,15 @@ class CompileJob:
 
 
 def compile_job(job: CompileJob) -> dict[str, Any]:
-    """Compile into the cache: `status` ok, refused or spilled, `message`, `registers` at launch, `spills` in bytes,
-    `shared_bytes` of a block."""
+    """Compile its kernels into the cache: `status` ok, refused or spilled, `message`, `spills` in bytes, and, of the kernel that
+    takes most, `registers` at launch and `shared_bytes` of a block."""
     import warnings
 
     from ..codegen.build import compile_plan
     from ..codegen.ptxas_log import parse_log
     from ..runtime.execute import plan_of
     from ..tune.space import generation_of
-    from .targets import program_of
+    from .targets import programs_for
 
     try:
         tunable = find_tunable(job.kernel, generation_of(job.arch))
@@ -48,19 +48,19 @@ def compile_job(job: CompileJob) -> dict[str, Any]:
         call = tunable.call(w, tunable.from_json(job.config), job.arch)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # spills are in the result
-            plan = plan_of(program_of(call, tunable.arguments(w), job.arch), job.arch)
-            compiled = compile_plan(plan).compiled
+            plans = [plan_of(p, job.arch) for p in programs_for(call, tunable.arguments(w), job.arch)]
+            compiled = [compile_plan(plan).compiled for plan in plans]
     except (MosaicGpuError, ValueError) as error:
         text = str(error).splitlines()[0]
         return {"status": "spilled" if "spill" in text else "refused", "message": text}
-    usage = parse_log(compiled.log, compiled.ptx).entry(None)
-    spills = usage.spill_stores + usage.spill_loads
+    usages = [parse_log(c.log, c.ptx).entry(None) for c in compiled]
+    spills = sum(usage.spill_stores + usage.spill_loads for usage in usages)
     return {
         "status": "spilled" if spills else "ok",
         "message": f"{spills} bytes of spills" if spills else "",
-        "registers": usage.registers,
+        "registers": max(usage.registers for usage in usages),
         "spills": spills,
-        "shared_bytes": plan.shared_bytes,
+        "shared_bytes": max(plan.shared_bytes for plan in plans),
     }
 
 

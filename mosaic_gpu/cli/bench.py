@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -48,6 +49,9 @@ def attention(
     from_file: FromFile = None,
     causal: Causal = None,
     dtype: Dtype = "bf16",
+    backward: Annotated[
+        bool, typer.Option("--backward", help="The gradients, alone and with the forward pass.")
+    ] = False,
     config: Config = None,
     peers: Peers = "",
     quick: Quick = False,
@@ -58,12 +62,12 @@ def attention(
     markdown: Markdown = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attention forward: every result is judged, then timed interleaved with the peers and alone.
+    """Attention: every result is judged, then timed interleaved with the peers and alone.
 
     Exit code 1 if a result of ours is wrong or a kernel of ours does not run; 2 without a GPU; 3 out of time.
     """
     _bench(
-        "attention",
+        "attention_backward" if backward else "attention",
         shapes,
         shape,
         from_file,
@@ -144,7 +148,7 @@ def device_for(kernel: str) -> Any:
     from ..bench.jax_calls import JaxDevice
 
     require_gpu("bench")
-    if kernel in ("attention", "matmul"):
+    if kernel in ("attention", "attention_backward", "matmul"):
         with contextlib.suppress(NoGpu):
             return TorchDevice()
     return JaxDevice()
@@ -214,27 +218,26 @@ def benchmark_for(tunable: Any, wanted: Sequence[Any], device: Any, config: Any)
 
     if not isinstance(device, TorchDevice):
         return benchmark_of(tunable, wanted, device=device_key(), config=config)
-    from ..bench import attention as attention_module
-    from ..bench import matmul as matmul_module
+    base: Any = importlib.import_module(f"mosaic_gpu.bench.{tunable.name}")
     from ..bench.ours import NamedConfig, Ours
 
-    if tunable.name == "attention":
-        base: Any = attention_module
+    if tunable.name == "matmul":
+        cells = [base.Shape(w.m, w.n, w.k).cell() for w in wanted]
+    else:
         if unequal := [w for w in wanted if w.length != w.kv_length or w.dtype != "bfloat16"]:
             raise Refusal(
                 f"beside PyTorch's libraries only bf16 and t = s are measured, not {unequal[0]} {unequal[0].dtype}"
             )
-        cells = [
-            base.Shape(w.batch, w.length, w.heads, w.kv_heads, w.head_dim, w.value_dim, w.causal).cell() for w in wanted
-        ]
-    else:
-        base = matmul_module
-        cells = [base.Shape(w.m, w.n, w.k).cell() for w in wanted]
+        shapes = [(w.batch, w.length, w.heads, w.kv_heads, w.head_dim, w.value_dim, w.causal) for w in wanted]
+        if tunable.name == "attention":
+            cells = [base.Shape(*s).cell() for s in shapes]
+        else:
+            cells = [base.GradientShape(*s, forward).cell() for forward in (False, True) for s in shapes]
     fields = None if config is None else config.to_json()
 
     def providers(device: Any, _: str | None) -> list[Any]:
-        peers = [p for p in base.BENCHMARK.providers(device, None) if not p.ours]
-        return [Ours(device.torch, NamedConfig("ours", fields), tunable.name, base.our_function), *peers]
+        others = [p for p in base.BENCHMARK.providers(device, None) if p.name != "ours"]
+        return [Ours(device.torch, NamedConfig("ours", fields), tunable.name, base.our_function), *others]
 
     return dataclasses.replace(base.BENCHMARK, cells=cells, providers=providers)
 

@@ -204,13 +204,24 @@ def programs_of(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtype
     return found
 
 
+def programs_for(
+    function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], arch: str | None
+) -> list[Program]:
+    """The programs of the kernels that a function calls; a refusal if there is none, or one for another architecture."""
+    found = programs_of(function, arguments)
+    if not found:
+        raise Refusal("this compiles kernels, and the function calls none")
+    for program in found:
+        wanted = program.params.arch
+        if arch is not None and wanted is not None and wanted != arch:
+            raise Refusal(f"kernel {program.name} is for {wanted} (CompilerParams.arch), not for {arch}")
+    return found
+
+
 def program_of(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], arch: str | None) -> Program:
     """The program of the one kernel that a function calls; a refusal if it is not one, or is for another architecture."""
-    found = programs_of(function, arguments)
+    found = programs_for(function, arguments, arch)
     if len(found) != 1:
-        names = ", ".join(p.name for p in found) or "none"
+        names = ", ".join(p.name for p in found)
         raise Refusal(f"this compiles one kernel, and the function calls {len(found)}: {names}")
-    wanted = found[0].params.arch
-    if arch is not None and wanted is not None and wanted != arch:
-        raise Refusal(f"kernel {found[0].name} is for {wanted} (CompilerParams.arch), not for {arch}")
     return found[0]

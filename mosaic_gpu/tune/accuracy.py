@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -80,9 +81,117 @@ class Judge:
         reference = product(a, b)
         return cls(reference, max(2 * relative_error(reference.astype(a.dtype), reference), FLOOR))
 
+    def same(self, first: Any, again: Any) -> bool:
+        """Whether two results for the same inputs are the same, as they must be: in every bit."""
+        return bool(jnp.array_equal(first, again))
+
     def error(self, out: Any) -> float:
         """The relative error of a result; NaN for one that has a NaN."""
         return relative_error(out, self.reference)
+
+    def accepts(self, error: float) -> bool:
+        """Whether an error is small enough; a NaN is not."""
+        return error <= self.allowed
+
+
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": "0"})
+def plain_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool | jax.Array, scale: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The output of attention, (b, s, h, dv), rounded to q's dtype, and its natural log-sum-exp, (b, h, s) float32."""
+
+    def one_head(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores = jnp.where(seen, _exact(q, k.T) * scale, -jnp.inf)
+        lse = jax.nn.logsumexp(scores, axis=-1)
+        return _exact(jnp.exp(scores - lse[:, None]), v), lse
+
+    out, lse = _by_head(one_head, (q,), (k, v), causal)
+    return out.transpose(0, 2, 1, 3).astype(q.dtype), lse
+
+
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": "0"})
+def plain_gradients(
+    q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, causal: bool | jax.Array, scale: float | jax.Array
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """(dQ, dK, dV) in float32, and the same with the output, P and dS rounded to q's dtype."""
+    group = q.shape[2] // k.shape[2]
+
+    def one_head(q: jax.Array, d_out: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
+        p = jax.nn.softmax(jnp.where(seen, _exact(q, k.T) * scale, -jnp.inf), axis=-1)
+        dp = _exact(d_out, v.T)
+
+        def of(round_: Any) -> tuple[jax.Array, ...]:
+            delta = jnp.sum(round_(_exact(round_(p), v)) * d_out, axis=-1, keepdims=True)
+            ds = round_(p * (dp - delta))
+            return _exact(ds, k) * scale, _exact(ds.T, q) * scale, _exact(round_(p).T, d_out)
+
+        return *of(lambda x: x), *of(lambda x: x.astype(dtype).astype(jnp.float32))
+
+    dtype = q.dtype
+    found = _by_head(one_head, (q, d_out), (k, v), causal)
+
+    def in_order(x: jax.Array, heads: int) -> jax.Array:  # (b, h, n, d); KV heads: the sum over those that share one
+        summed = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(2)
+        return summed.transpose(0, 2, 1, 3)
+
+    heads = (q.shape[2], k.shape[2], k.shape[2])
+    six = [in_order(x, n) for x, n in zip(found, (*heads, *heads), strict=True)]
+    assert group * k.shape[2] == q.shape[2]
+    return tuple(six[:3]), tuple(x.astype(dtype).astype(jnp.float32) for x in six[3:])
+
+
+def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _by_head(f: Any, of_queries: Sequence[jax.Array], of_keys: Sequence[jax.Array], causal: bool | jax.Array) -> Any:
+    """f of one head's arrays in float32, (length, head dim) each, and of the mask; its results as (b, h, ...)."""
+    b, s, h, _ = of_queries[0].shape
+    t, h_kv = of_keys[0].shape[1:3]
+    seen = (jnp.arange(t)[None] <= jnp.arange(s)[:, None]) | jnp.logical_not(causal)
+
+    def one(i: jax.Array) -> Any:
+        batch, head = i // h, i % h
+        own = [x[batch, :, head].astype(jnp.float32) for x in of_queries]
+        shared = [x[batch, :, head // (h // h_kv)].astype(jnp.float32) for x in of_keys]
+        return f(*own, *shared, seen)
+
+    return jax.tree.map(lambda x: x.reshape(b, h, *x.shape[1:]), lax.map(one, jnp.arange(b * h)))
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientJudge:
+    """Knows (dQ, dK, dV) of one call, and how far from them a kernel's may be.
+
+    limits: the relative error that each may have; errors are given as the worst one's share of its limit, times `allowed`.
+    """
+
+    reference: tuple[jax.Array, ...]
+    limits: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, *, causal: bool, scale: float | None = None
+    ) -> GradientJudge:
+        """A judge of results for these inputs: twice the error of plain gradients, rounded as tensor cores need it."""
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        exact, rounded = plain_gradients(q, k, v, d_out, causal, scale)
+        limits = (max(2 * relative_error(x, y), FLOOR) for x, y in zip(rounded, exact, strict=True))
+        return cls(exact, tuple(limits))
+
+    @property
+    def allowed(self) -> float:
+        """The largest of the limits."""
+        return max(self.limits)
+
+    def same(self, first: Any, again: Any) -> bool:
+        """Whether dK and dV are the same bits; dQ is summed up in any order."""
+        return all(bool(jnp.array_equal(x, y)) for x, y in zip(first[1:], again[1:], strict=True))
+
+    def error(self, out: Any) -> float:
+        """Of the gradient that is worst in proportion to its limit, scaled so that `allowed` is the limit of all."""
+        shares = [relative_error(x, y) / n for x, y, n in zip(out, self.reference, self.limits, strict=True)]
+        return float("nan") if any(x != x for x in shares) else max(shares) * self.allowed
 
     def accepts(self, error: float) -> bool:
         """Whether an error is small enough; a NaN is not."""

@@ -55,7 +55,7 @@ class AttentionTunable(Tunable):
     slack: ClassVar[float] = 1.15  # the fastest that was measured on an H200 was at 1.03
 
     def __init__(self, generation: str) -> None:
-        self.config = config_class("attention", generation)
+        self.config = config_class(self.name, generation)
         self.space = SM90 if generation == "sm90" else SM100
 
     def parse(self, text: str, *, dtype: str = "bfloat16", causal: bool = False, **options: Any) -> Attention:

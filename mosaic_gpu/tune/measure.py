@@ -48,11 +48,12 @@ def sets_for(size: int) -> int:
     return min(max(2, 2 * L2_BYTES // max(size, 1) + 1), MOST_SETS)
 
 
-def input_sets(first: Inputs) -> list[Inputs]:
+def input_sets(tunable: Tunable, workload: Any, seed: int) -> list[Inputs]:
     """Different inputs to rotate through: the first ones, rolled."""
-    roll = jax.jit(functools.partial(jax.tree.map, lambda x, n: jnp.roll(x.ravel(), n * 977).reshape(x.shape)))
+    first: Inputs = tunable.inputs(workload, seed)
+    roll = jax.jit(functools.partial(tunable.rolled, workload), static_argnums=1)
     size = sum(x.size * x.dtype.itemsize for x in first)
-    return [first] + [tuple(roll(x, n) for x in first) for n in range(1, sets_for(size))]
+    return [first, *(roll(first, n) for n in range(1, sets_for(size)))]
 
 
 def timed(
@@ -99,7 +100,7 @@ class GpuTimer:
     def __init__(self, tunable: Tunable, workload: Any, seed: int | None = None, arch: str = "") -> None:
         self.tunable, self.workload, self.arch = tunable, workload, arch
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-        self.sets = input_sets(tunable.inputs(workload, self.seed))
+        self.sets = input_sets(tunable, workload, self.seed)
         self.judge = tunable.judge(workload, self.sets[0])
         self._ready: dict[Any, Any] = {}
 
@@ -124,9 +125,9 @@ class GpuTimer:
         judged = functools.partial(Measurement, error=error, allowed=self.judge.allowed)
         if not self.judge.accepts(error):
             return judged("wrong", message=f"relative error {error:.2e}, allowed {self.judge.allowed:.2e}")
-        if not bool(jnp.array_equal(first, program(self.sets)[0])):
+        if not self.judge.same(first, program(self.sets)[0]):
             return judged("wrong", message="two runs on the same inputs differ: the kernel has a race")
-        self._ready[key] = host_call(program, self.sets)
+        self._ready[key] = host_call(program, self.sets, self.judge.same)
         return judged("ok")
 
     def samples(self, config: Any, repeats: int, stop_above: float) -> list[float]:

@@ -38,8 +38,13 @@ SETS: dict[str, dict[str, list[str]]] = {
         "llama3-70b": ["m8192n10240k8192", "m8192n8192k8192", "m8192n57344k8192", "m8192n8192k28672"],
     },
 }
+SETS["attention_backward"] = SETS["attention"] | {
+    "benchmark": [s for s in SETS["attention"]["benchmark"] if not s.startswith("b32s512")]
+}
 DEFAULTS = {
-    "attention": ["b4s4096d64", "b4s4096d128", "b4s4096d256"],  # total width 2048
+    **dict.fromkeys(
+        ("attention", "attention_backward"), ["b4s4096d64", "b4s4096d128", "b4s4096d256"]
+    ),  # total width 2048
     "matmul": ["m4096n4096k4096"],
 }
 MASKS = {"causal": True, "full": False}

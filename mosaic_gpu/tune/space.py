@@ -53,7 +53,7 @@ def config_class(kernel: str, generation: str) -> Any:
     """The type of a kernel's config on a generation; UnsupportedCall where there is none."""
     try:
         module = importlib.import_module(f"mosaic_gpu.kernels.{generation}.{kernel}")
-        return getattr(module, f"{kernel.capitalize()}Config")
+        return getattr(module, "".join(word.capitalize() for word in kernel.split("_")) + "Config")
     except (ModuleNotFoundError, AttributeError) as error:
         raise UnsupportedCall(f"{kernel} has no kernel for {generation}") from error
 

@@ -23,7 +23,11 @@ from .space import Space, enumerate_space
 from .workload import dtype_name, parse_fields
 
 Key = dict[str, Any]
-OURS = {"attention": "AttentionTunable", "matmul": "MatmulTunable"}
+OURS = {
+    "attention": "AttentionTunable",
+    "attention_backward": "AttentionBackwardTunable",
+    "matmul": "MatmulTunable",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +172,7 @@ class Tunable:
         raise NotImplementedError(f"{type(self).__name__}.arguments is not defined")
 
     def call(self, w: Any, config: Any, arch: str = "") -> Callable[..., Any]:
-        """The function of arrays to time; it is traced, and calls one kernel."""
+        """The function of arrays to time; it is traced, and calls kernels only."""
         raise NotImplementedError(f"{type(self).__name__}.call is not defined")
 
     def inputs(self, w: Any, seed: int) -> tuple[Any, ...]:
@@ -176,6 +180,12 @@ class Tunable:
         from .measure import normal_arrays
 
         return normal_arrays(self.arguments(w), seed)
+
+    def rolled(self, w: Any, arrays: Sequence[Any], n: int) -> tuple[Any, ...]:
+        """Other inputs of the same kind, for timings to rotate through: by default each array turned by some elements."""
+        import jax.numpy as jnp
+
+        return tuple(jnp.roll(x.ravel(), n * 977).reshape(x.shape) for x in arrays)
 
     def reference(self, w: Any, *arrays: Any) -> Any:
         """The right result, in float32 or better, of the arrays of `inputs`."""

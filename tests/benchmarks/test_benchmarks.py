@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 
@@ -12,10 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks import dispatch, simulator
-from mosaic_gpu.bench import attention, gpu, matmul, ours
+from mosaic_gpu.bench import attention, attention_backward, gpu, matmul, ours
 from mosaic_gpu.bench.model import Unsupported
+from mosaic_gpu.kernels.attention import attention as attention_kernel
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.kernels.sm90.schedule import tile_table
+from mosaic_gpu.runtime import execute
+from mosaic_gpu.simulator import simulate
 
 
 def test_cells_of_attention():
@@ -43,8 +45,8 @@ def test_our_attention(cell):
     """The program with its table of tiles, for every cell."""
     abstract = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in cell.data.shapes]
     config = AttentionConfig(block_kv=64)
-    call = functools.partial(ours.kernel_call, attention.our_function(cell, config), *abstract)
-    program, inputs = call()
+    [(program, inputs)], results = ours.kernel_calls(attention.our_function(cell, config), *abstract)
+    assert results == [ours.Made(0, 0)]
     s = cell.data
     table = tile_table(s.batch, s.heads, s.kv_heads, s.length, s.length, s.qk_dim + s.v_dim, 128, 64, s.causal, 132)
     np.testing.assert_array_equal(inputs[0], table)
@@ -53,13 +55,10 @@ def test_our_attention(cell):
 
 def test_our_kernel_is_launched_on_the_right_buffers():
     """The program taken out, run on the inputs in its order, gives what the function gives."""
-    from mosaic_gpu.runtime import execute
-    from mosaic_gpu.simulator import simulate
-
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((1, 128, h, 64)), jnp.bfloat16) for h in (2, 1, 1))
     f = attention.our_function(attention.Shape(1, 128, 2, 1, 64, 64, True).cell(), None)
-    program, inputs = ours.kernel_call(f, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)))
+    [(program, inputs)], _ = ours.kernel_calls(f, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)))
     arrays = [x if isinstance(x, np.ndarray) else np.asarray((q, k, v)[x]) for x in inputs]
     (out,) = simulate(execute.plan_of(program, "sm_90a"), arrays)
     np.testing.assert_array_equal(out, np.asarray(f(q, k, v)))
@@ -67,9 +66,9 @@ def test_our_kernel_is_launched_on_the_right_buffers():
     assert {p.buffer for p in spec.parameters if hasattr(p, "buffer")} == set(range(5)), "four inputs, one output"
 
 
-def test_one_kernel_is_wanted():
-    with pytest.raises(ValueError, match="calls 0 kernels"):
-        ours.kernel_call(lambda x: x + 1, jax.ShapeDtypeStruct((8,), jnp.float32))
+def test_kernels_are_wanted():
+    with pytest.raises(ValueError, match="calls no kernel"):
+        ours.kernel_calls(lambda x: x + 1, jax.ShapeDtypeStruct((8,), jnp.float32))
 
 
 def test_configs_from_a_file(tmp_path):
@@ -156,3 +155,35 @@ def test_dispatch_with_a_fake_clock(monkeypatch):
 
 def test_our_smallest_kernel():
     np.testing.assert_array_equal(dispatch.smallest_kernel()(jnp.zeros(dispatch.ELEMENTS)), 1)
+
+
+def test_cells_of_the_backward_pass():
+    names = [c.name for c in attention_backward.CELLS]
+    assert len(set(names)) == len(names) == 26 and names[12] == "b2 s8192 h32/8 d128 causal bwd"
+    flops = {c.name: c.flops for c in attention_backward.CELLS}
+    assert flops["b4 s4096 h16 d128 full bwd"] == 10 * 4 * 4096**2 * 16 * 128
+    assert flops["b4 s4096 h16 d128 causal fwd+bwd"] == 14 * 4 * 4096**2 * 16 * 128 // 2
+
+
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_our_gradients_are_launched_on_the_right_buffers(forward, deterministic):
+    """The kernels taken out, run one after the other on memory full of NaN, give what the function gives."""
+    shape = attention_backward.GradientShape(1, 130, 2, 1, 64, 64, True, forward)
+    rng = np.random.default_rng(0)
+    q, k, v, d_out = (jnp.asarray(rng.standard_normal((1, 130, h, 64)), jnp.bfloat16) for h in (2, 1, 1, 2))
+    out, lse = attention_kernel(q, k, v, causal=True, return_lse=True)
+    arguments = (q, k, v, d_out) if forward else (q, k, v, out, lse, d_out)
+    f = attention_backward.our_function(shape.cell(), None, deterministic)
+    steps, results = ours.kernel_calls(f, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arguments))
+    assert len(steps) == 3 + forward
+    made = {}
+    for n, (program, inputs) in enumerate(steps):
+        arrays = [
+            np.array(x if isinstance(x, np.ndarray) else made[x] if isinstance(x, ours.Made) else arguments[x])
+            for x in inputs
+        ]
+        found = simulate(execute.plan_of(program, "sm_90a"), arrays)
+        made |= {ours.Made(n, i): x for i, x in enumerate(found)}
+    for x, y in zip(results, f(*arguments), strict=True):
+        np.testing.assert_array_equal(made[x], np.asarray(y))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,30 +22,6 @@ from mosaic_gpu.runtime.device import default_arch
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
-
-
-def random(*shape: int, dtype: Any) -> jax.Array:
-    """Fresh numbers on every run."""
-    rng = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
-    return jnp.asarray(rng.standard_normal(shape), dtype)
-
-
-def poisoned(f: Any, *args: jax.Array) -> Any:
-    """f(*args) written into buffers full of NaN: they are donated, and XLA gives them to the outputs."""
-    types = jax.tree.leaves(jax.eval_shape(f, *args))
-    n = len(args)
-
-    def call(*everything: jax.Array) -> Any:
-        return f(*everything[:n])
-
-    donating = jax.jit(call, donate_argnums=tuple(range(n, n + len(types))), keep_unused=True)
-    poison = [jnp.full(t.shape, jnp.nan, t.dtype) for t in types]
-    places = [p.unsafe_buffer_pointer() for p in jax.block_until_ready(poison)]
-    out = donating(*args, *poison)
-    assert [o.unsafe_buffer_pointer() for o in jax.tree.leaves(out)] == places, (
-        "the outputs are not where the poison was"
-    )
-    return out
 
 
 def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> np.ndarray:
@@ -70,7 +46,13 @@ LENGTHS = ((256, 256), (1, 1), (300, 411), (129, 64), (64, 1000))
     list(itertools.product((jnp.bfloat16, jnp.float16), (64, 128, 256), (False, True), ((2, 2), (4, 1)), LENGTHS)),
 )
 def test_attention_matches_float64(
-    dtype: Any, d: int, causal: bool, heads: tuple[int, int], lengths: tuple[int, int]
+    random: Callable[..., Any],
+    poisoned: Callable[..., Any],
+    dtype: Any,
+    d: int,
+    causal: bool,
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
 ) -> None:
     (h, h_kv), (s, t) = heads, lengths
     q, k, v = random(2, s, h, d, dtype=dtype), random(2, t, h_kv, d, dtype=dtype), random(2, t, h_kv, d, dtype=dtype)
@@ -81,14 +63,16 @@ def test_attention_matches_float64(
     np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
 
 
-def test_attention_without_lse_and_with_batch_dimensions() -> None:
+def test_attention_without_lse_and_with_batch_dimensions(
+    random: Callable[..., Any], poisoned: Callable[..., Any]
+) -> None:
     q, k, v = (random(2, 3, 200, 4, 64, dtype=jnp.bfloat16) for _ in range(3))
     out = poisoned(attention, q, k, v)
     exact, _ = reference.attention(*(x.reshape(6, 200, 4, 64) for x in (q, k, v)))
     assert reference.relative_error(np.asarray(out, np.float64).reshape(exact.shape), exact) < 5e-3
 
 
-def test_one_cubin_serves_every_length_batch_and_head_count() -> None:
+def test_one_cubin_serves_every_length_batch_and_head_count(random: Callable[..., Any]) -> None:
     def run(b: int, s: int, t: int, h: int, h_kv: int) -> None:
         q, k, v = (random(b, n, m, 128, dtype=jnp.bfloat16) for n, m in ((s, h), (t, h_kv), (t, h_kv)))
         # One config: tuned ones differ with the length.
@@ -127,7 +111,9 @@ VARIANTS = [
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d,fields", VARIANTS)
-def test_every_option_of_attention(d: int, fields: dict[str, Any], causal: bool) -> None:
+def test_every_option_of_attention(
+    random: Callable[..., Any], poisoned: Callable[..., Any], d: int, fields: dict[str, Any], causal: bool
+) -> None:
     """Several tiles for a block, tails in both lengths, rows that see none of the first key blocks."""
     config = AttentionConfig(**{"block_kv": 64 if d > 128 else 128, **fields})
     q, k, v = random(2, 1333, 8, d, dtype=jnp.bfloat16), *(random(2, 1501, 2, d, dtype=jnp.bfloat16) for _ in range(2))
@@ -142,7 +128,9 @@ def test_every_option_of_attention(d: int, fields: dict[str, Any], causal: bool)
 @pytest.mark.parametrize(
     "d,dv", ((16, 16), (32, 32), (80, 80), (96, 96), (192, 128), (64, 128), (160, 160), (240, 240))
 )
-def test_head_dims_of_attention(d: int, dv: int, causal: bool) -> None:
+def test_head_dims_of_attention(
+    random: Callable[..., Any], poisoned: Callable[..., Any], d: int, dv: int, causal: bool
+) -> None:
     q, k, v = (random(2, n, h, m, dtype=jnp.bfloat16) for n, h, m in ((777, 8, d), (901, 2, d), (901, 2, dv)))
     out = poisoned(functools.partial(attention, causal=causal), q, k, v)
     assert reference.relative_error(out, reference.attention(q, k, v, causal=causal)[0]) <= 5e-3
@@ -161,7 +149,9 @@ MATMULS = [
 
 @pytest.mark.parametrize("fields", MATMULS)
 @pytest.mark.parametrize("m,n,k", ((4096, 4096, 512), (1000, 520, 72)))
-def test_every_option_of_matmul(fields: dict[str, Any], m: int, n: int, k: int) -> None:
+def test_every_option_of_matmul(
+    random: Callable[..., Any], poisoned: Callable[..., Any], fields: dict[str, Any], m: int, n: int, k: int
+) -> None:
     a, b = random(m, k, dtype=jnp.bfloat16), random(k, n, dtype=jnp.bfloat16)
     out = poisoned(functools.partial(matmul90.matmul, config=matmul90.MatmulConfig(**fields)), a, b)
     exact = reference.matmul(a, b)
@@ -171,7 +161,9 @@ def test_every_option_of_matmul(fields: dict[str, Any], m: int, n: int, k: int) 
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16))
 @pytest.mark.parametrize("m,n,k", ((256, 512, 256), (200, 264, 136), (1, 8, 8), (1000, 520, 72), (130, 1024, 4096)))
-def test_matmul_matches_float64(dtype: Any, m: int, n: int, k: int) -> None:
+def test_matmul_matches_float64(
+    random: Callable[..., Any], poisoned: Callable[..., Any], dtype: Any, m: int, n: int, k: int
+) -> None:
     a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
     out = poisoned(matmul90.matmul, a, b)
     exact = reference.matmul(a, b)
@@ -179,7 +171,7 @@ def test_matmul_matches_float64(dtype: Any, m: int, n: int, k: int) -> None:
     assert reference.relative_error(out, exact) <= 2 * reference.relative_error(rounded, exact)
 
 
-def test_same_bits_every_time() -> None:
+def test_same_bits_every_time(random: Callable[..., Any]) -> None:
     q, k, v = (random(1, 777, 4, 128, dtype=jnp.bfloat16) for _ in range(3))
     f = jax.jit(functools.partial(attention, causal=True))
     first = np.asarray(f(q, k, v)).view(np.uint16)

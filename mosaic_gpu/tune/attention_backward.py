@@ -1,0 +1,216 @@
+"""The gradients of attention as the tuner sees them: key, space and a cost estimate by two clocks.
+
+The estimate counts, for a block of queries, what the tensor cores take and what shared memory takes to feed them: the main
+kernel is bound by the larger of the two where latencies are covered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .attention import AttentionTunable
+from .chip import Chip
+from .space import Grid, default_config
+from .workload import Attention
+
+ROWS, COMPUTES = 64, 2
+KEYS = ROWS * COMPUTES  # of a thread block
+BLOCK_OVERHEAD = 6000.0  # clocks for the start and the end of a block of keys
+STEP_OVERHEAD = 150.0  # clocks of barriers in a step
+# The share of the shorter clock that does not hide: the element-wise work of one warpgroup under the other's products.
+EXPOSED = 0.15
+LAUNCH = 4e-6  # seconds between two kernels
+
+# The warpgroup of dQ needs its accumulators and 32 registers besides; what it leaves, the computing ones get.
+SM90: list[Grid] = [
+    {
+        "dq_columns": (columns,),
+        "compute_registers": (compute,),
+        "dq_registers": (dq,),
+        "block_q": (64, 128, 192),
+        "num_stages": (1, 2, 3),
+        "ds_stages": (1, 2, 3),
+        "dq_stages": (1, 2),
+        "split": (False, True),
+    }
+    for columns, compute, dq in ((32, 216, 56), (64, 208, 72), (128, 192, 96))
+]
+
+
+class AttentionBackward(Attention):
+    """One call of attention's gradients."""
+
+    @property
+    def flops(self) -> int:
+        """By the usual count: five products, of which three go over d and two over dv."""
+        forward = super().flops
+        return forward // (self.head_dim + self.value_dim) * (3 * self.head_dim + 2 * self.value_dim)
+
+    @property
+    def bytes(self) -> int:
+        """Of q, k, v, the output and its cotangent, and of the gradients."""
+        q, k, v = (math.prod(s) for s in self.shapes)
+        return 2 * (2 * (q + k + v) + 2 * (q // self.head_dim * self.value_dim))
+
+
+class AttentionBackwardTunable(AttentionTunable):
+    """`jax.vjp` of `mosaic_gpu.kernels.attention.attention`: of (q, k, v, output, LSE, the output's cotangent)."""
+
+    name: ClassVar[str] = "attention_backward"
+    slack: ClassVar[float] = 1.3  # the estimate has not been compared with many measurements
+
+    def __init__(self, generation: str) -> None:
+        super().__init__(generation)
+        self.space = SM90
+
+    def parse(self, text: str, *, dtype: str = "bfloat16", causal: bool = False, **options: Any) -> Attention:
+        """As b4s4096h16d128."""
+        return AttentionBackward.parse(text, dtype=dtype, causal=causal)
+
+    def workload(self, data: Mapping[str, Any]) -> Attention:
+        """Of plain data."""
+        return AttentionBackward(**data)
+
+    def workload_of(self, q: Any, k: Any, v: Any = None, *args: Any, causal: bool = False, **rest: Any) -> Attention:
+        """Of the arguments of `attention`, or of the backward kernels."""
+        return AttentionBackward(**super().workload_of(q, k, v, causal=causal).to_json())
+
+    def default(self, w: Attention) -> Any:
+        """Of the head dims."""
+        return default_config("attention_backward", self.generation, w.head_dim, w.value_dim)
+
+    def fits(self, w: Attention, config: Any) -> None:
+        """Shared memory and registers at these head dims."""
+        config.check(w.head_dim, w.value_dim)
+
+    def cost(self, w: Attention, config: Any, chip: Chip) -> float:
+        """Seconds by the tensor cores' and shared memory's clocks."""
+        return _cost(w, config, chip)
+
+    def arguments(self, w: Attention) -> Sequence[Any]:
+        """q, k, v, output, LSE and the output's cotangent."""
+        import jax
+        import jax.numpy as jnp
+
+        q, k, v = super().arguments(w)
+        out = jax.ShapeDtypeStruct((*q.shape[:-1], w.value_dim), q.dtype)
+        return [q, k, v, out, jax.ShapeDtypeStruct((w.batch, w.heads, w.length), jnp.float32), out]
+
+    def inputs(self, w: Attention, seed: int) -> tuple[Any, ...]:
+        """Normal random q, k, v and cotangent, and the output and LSE that belong to them, by XLA."""
+        from .accuracy import plain_forward
+
+        q, k, v, out, lse, d_out = super().inputs(w, seed)
+        out, lse = plain_forward(q, k, v, w.causal, w.head_dim**-0.5)
+        return q, k, v, out, lse, d_out
+
+    def rolled(self, w: Attention, arrays: Sequence[Any], n: int) -> tuple[Any, ...]:
+        """By KV heads, so that outputs stay those of their inputs."""
+        import jax.numpy as jnp
+
+        group = w.heads // w.kv_heads
+        by = (group, 1, 1, group, group, group)
+        axes = (2, 2, 2, 2, 1, 2)
+        return tuple(jnp.roll(x, n * m, axis) for x, m, axis in zip(arrays, by, axes, strict=True))
+
+    def call(self, w: Attention, config: Any, arch: str = "") -> Callable[..., Any]:
+        """The kernels of this generation: (dQ, dK, dV)."""
+        module = importlib.import_module(f"mosaic_gpu.kernels.{self.generation}.attention_backward")
+        options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "deterministic": False}
+        return functools.partial(module.attention_backward, d_lse=None, **options)
+
+    def peers(self, w: Attention) -> dict[str, Callable[..., Any]]:
+        """JAX's own attention, forward and backward: it gives its residuals to no other."""
+        import jax
+
+        def of(implementation: str) -> Callable[..., Any]:
+            attend = functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
+
+            def both(q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any) -> Any:
+                return jax.vjp(attend, q, k, v)[1](d_out)
+
+            return both
+
+        return {f"jax.nn {name}, with its forward": of(name) for name in ("xla", "cudnn")}
+
+    def judge(self, w: Attention, arrays: Sequence[Any]) -> Any:
+        """Twice the error of plain gradients that round P, dS and the output."""
+        from .accuracy import GradientJudge
+
+        q, k, v, _, _, d_out = arrays
+        return GradientJudge.of(q, k, v, d_out, causal=w.causal)
+
+    def sources(self) -> Sequence[Path]:
+        """The kernels, and the order of their blocks."""
+        folder = Path(str(importlib.import_module(self.config.__module__).__file__)).parent
+        names = ("attention_backward.py", "attention_backward_config.py", "schedule.py")
+        return [folder / n for n in names]
+
+
+@dataclasses.dataclass
+class _Clocks:
+    """What a step costs on a multiprocessor."""
+
+    chip: Chip
+    tensor: float = 0.0
+    shared: float = 0.0
+
+    def product(self, m: int, n: int, k: int, a_in_shared: bool, pieces: int = 1) -> None:
+        """(m, k) times (k, n), in so many pieces of n: A is read for each."""
+        times = m / ROWS * k / 16
+        self.tensor += times * n / 2
+        self.move(times * (32 * n + pieces * 2048 * a_in_shared))
+
+    def move(self, count: float) -> None:
+        """Bytes in or out of shared memory."""
+        self.shared += count / self.chip.shared_bytes_per_clock
+
+
+def _cost(w: Attention, c: Any, chip: Chip) -> float:
+    d, dv, queries = w.head_dim, w.value_dim, c.block_q
+
+    def step(with_dv: bool, with_dk: bool) -> float:
+        clocks = _Clocks(chip)
+        clocks.product(KEYS, queries, d, True)  # scores
+        dims = d + dv
+        clocks.move(2 * 2 * queries * dims)  # Q and dO come in, as bytes that TMA writes
+        clocks.move(COMPUTES * 4 * queries * 4 * (1 + with_dk))  # LSE and delta: each warp reads them all
+        if with_dv:
+            clocks.product(KEYS, dv, queries, False)
+        if with_dk:
+            clocks.product(KEYS, queries, dv, True)  # dP
+            clocks.product(KEYS, d, queries, False)
+            clocks.move(2 * KEYS * queries)  # dS
+            clocks.product(queries, d, KEYS, True, c.parts(d))  # dQ
+            clocks.move(2 * 4 * queries * d)  # its parts, written and read by TMA
+        longer, shorter = max(clocks.tensor, clocks.shared), min(clocks.tensor, clocks.shared)
+        elements = KEYS * queries
+        work = elements / chip.exponentials + 8 * elements / chip.fp32_results
+        took = longer + EXPOSED * min(shorter, work) + STEP_OVERHEAD
+        loads = 2 * queries * dims / chip.l2_bytes_per_clock
+        if with_dk:  # what waits for the one slot there is
+            took += (work if c.ds_stages == 1 else 0) + 100 * (c.dq_stages == 1)
+        return float(max(took, (chip.load_latency + loads) / c.num_stages + (took if c.num_stages == 1 else 0)))
+
+    launches = [(True, False), (False, True)] if c.split else [(True, True)]
+    blocks = math.ceil(w.length / queries)
+    tiles = math.ceil(w.kv_length / KEYS)
+    group = w.heads // w.kv_heads
+    firsts = [m * KEYS // queries if w.causal else 0 for m in range(tiles)]
+    steps = [max(blocks - first, 0) * group for first in firsts]
+    units = w.batch * w.kv_heads
+    seconds = 0.0
+    for launch in launches:
+        per_step = step(*launch)
+        clocks = units * (sum(steps) * per_step + tiles * BLOCK_OVERHEAD)
+        share = clocks / chip.multiprocessors
+        waves = math.ceil(units * tiles / chip.multiprocessors) / (units * tiles / chip.multiprocessors)
+        longest = max(steps) * per_step + BLOCK_OVERHEAD
+        seconds += max(share * (waves if not w.causal else 1 + (waves - 1) / 2), longest) / chip.clock + LAUNCH
+    return float(seconds)
