@@ -58,7 +58,7 @@ def compile_job(job: CompileJob) -> dict[str, Any]:
     return {
         "status": "spilled" if spills else "ok",
         "message": f"{spills} bytes of spills" if spills else "",
-        "registers": max(usage.registers for usage in usages),
+        "registers": max(usage.registers or 0 for usage in usages),
         "spills": spills,
         "shared_bytes": max(plan.shared_bytes for plan in plans),
     }

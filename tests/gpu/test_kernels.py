@@ -18,6 +18,7 @@ from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.runtime.device import default_arch
+from tests.kernels.variants import ATTENTION, MATMUL
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
@@ -86,31 +87,8 @@ def test_one_cubin_serves_every_length_batch_and_head_count(random: Callable[...
     assert compile_count() == before
 
 
-THREE = {"compute_warpgroups": 3, "compute_registers": 160, "memory_registers": 32}
-FOUR = {"compute_warpgroups": 4, "compute_registers": 112, "memory_registers": 32}
-VARIANTS = [
-    *(
-        (d, {"persistent": persistent, "rescale_threshold": t})
-        for d in (64, 128)
-        for persistent, t in ((True, 8.0), (False, 0.0))
-    ),
-    (64, {"block_kv": 128, "persistent": True, "rescale_threshold": 8.0, **THREE}),
-    (64, {"block_kv": 112, "persistent": True, "rescale_threshold": 8.0, **THREE}),
-    (64, {"block_kv": 80, "num_stages": 3, "q_in_registers": True, **THREE}),
-    (64, {"block_kv": 128, "sum_by_product": True, **THREE}),
-    (64, {"block_kv": 64, "num_stages": 4, "sum_by_product": True, **FOUR}),
-    (64, {"block_kv": 112, "sum_by_product": True, "q_in_registers": True, **THREE}),
-    (128, {"sum_by_product": True, "q_in_registers": True}),
-    (128, {"persistent": True, "rescale_threshold": 8.0, "q_in_registers": True}),
-    (128, {"block_kv": 96, "persistent": True, "q_in_registers": True, "take_turns": False}),
-    (128, {"block_kv": 176, "persistent": True, "rescale_threshold": 8.0, "output_tile": False}),
-    (256, {"block_kv": 64, "persistent": True, "rescale_threshold": 8.0}),
-    (256, {"block_kv": 80, "persistent": True, "rescale_threshold": 8.0, "output_tile": False}),
-]
-
-
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("d,fields", VARIANTS)
+@pytest.mark.parametrize("d,fields", ATTENTION)
 def test_every_option_of_attention(
     random: Callable[..., Any], poisoned: Callable[..., Any], d: int, fields: dict[str, Any], causal: bool
 ) -> None:
@@ -136,18 +114,7 @@ def test_head_dims_of_attention(
     assert reference.relative_error(out, reference.attention(q, k, v, causal=causal)[0]) <= 5e-3
 
 
-MATMULS = [
-    {"num_stages": 3},
-    {"persistent": True},
-    {"cluster_m": 2},
-    {"cluster_m": 2, "persistent": True},
-    {"cluster_m": 4, "persistent": True, "group_m": 1},
-    {"block_n": 128, "block_k": 128, "num_stages": 2, "cluster_m": 2},
-    {"block_n": 192},
-]
-
-
-@pytest.mark.parametrize("fields", MATMULS)
+@pytest.mark.parametrize("fields", MATMUL)
 @pytest.mark.parametrize("m,n,k", ((4096, 4096, 512), (1000, 520, 72)))
 def test_every_option_of_matmul(
     random: Callable[..., Any], poisoned: Callable[..., Any], fields: dict[str, Any], m: int, n: int, k: int

@@ -16,32 +16,29 @@ from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Plan
+from tests.kernels.variants import ATTENTION, MATMUL
 
 pytestmark = pytest.mark.slow
 LIBRARIES = nvrtc.list_nvrtc()
 DTYPES = (jnp.bfloat16, jnp.float16)
 
 
-def matrix(module: Any, dtype: Any, arch: str) -> Plan:
+def name(fields: dict[str, Any]) -> str:
+    return "".join(f"-{k}={v}" for k, v in fields.items())
+
+
+def matrix(module: Any, dtype: Any, arch: str, fields: dict[str, Any] | None = None) -> Plan:
     x = jax.ShapeDtypeStruct((512, 512), dtype)
     types: Any = jnp.dtype(dtype)
     if module is matmul90:
-        kernel = module._kernel(512, 512, types, module.MatmulConfig())
+        kernel = module._kernel(512, 512, types, module.MatmulConfig(**(fields or {})))
     else:
         kernel = module._kernel(512, 512, 4, (types, types, types), module.MatmulConfig())
     return build_plan(kernel.program(x, x), arch)
 
 
-CONFIGS = {
-    "": lambda d: attention90.default_config(d),
-    "-persistent": lambda d: dataclasses.replace(attention90.default_config(d), persistent=True, rescale_threshold=8.0),
-    "-three": lambda d: attention90.AttentionConfig(
-        block_kv=112, compute_warpgroups=3, compute_registers=160, memory_registers=32, rescale_threshold=8.0
-    ),
-}
-
-
-def attention(dtype: Any, d: int, causal: bool, config: Any) -> Plan:
+def attention(dtype: Any, d: int, causal: bool, fields: dict[str, Any]) -> Plan:
+    config = dataclasses.replace(attention90.default_config(d), **fields)
     q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
     table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
     kernel = attention90._kernel(1, 300, 4, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True)
@@ -66,21 +63,23 @@ PLANS = {
         for c in (False, True)
         for a in ("sm_100a", "sm_103a")
     },
-    **{f"matmul90-{jnp.dtype(t)}": lambda t=t: matrix(matmul90, t, "sm_90a") for t in DTYPES},
+    **{
+        f"matmul90-{jnp.dtype(t)}{name(fields)}": lambda t=t, f=fields: matrix(matmul90, t, "sm_90a", f)
+        for t in DTYPES
+        for fields in ({}, *(MATMUL if t == jnp.bfloat16 else ()))
+    },
     **{
         f"matmul100-{jnp.dtype(t)}-{a}": lambda t=t, a=a: matrix(matmul100, t, a)
         for t in DTYPES
         for a in ("sm_100a", "sm_103a")
     },
     **{
-        f"attention-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}{name}": (
-            lambda t=t, d=d, c=c, config=config: attention(t, d, c, config(d))
+        f"attention-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}{name(fields)}": (
+            lambda t=t, d=d, c=c, f=fields: attention(t, d, c, f)
         )
         for t in DTYPES
-        for d in (64, 96, 128, 256)
         for c in (False, True)
-        for name, config in CONFIGS.items()
-        if name != "-three" or d == 64
+        for d, fields in (*((d, {}) for d in (64, 96, 128, 256)), *(ATTENTION if t == jnp.bfloat16 else ()))
     },
 }
 
