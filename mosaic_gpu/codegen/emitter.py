@@ -281,24 +281,25 @@ class Emitter(ScanEmitter, MmaEmitter):
             return f"smem + {offset + 8 * use.slot.const}"
         return f"smem + {offset} + 8 * {slot or self.affine(use.slot)}"
 
-    def arrive_cluster(self, array: BarrierArray, bar: str) -> None:
-        """One of the user's arrivals in every block along the barrier's axes."""
+    def arrive_cluster(self, array: BarrierArray, bar: str, release: bool) -> None:
+        """One of the user's arrivals in every block along the barrier's axes.  release: at the cluster's scope."""
         base, offsets = self._peers(array.info.collective_axes)
         whole = self.single_thread or self.scope is Scope.WARP  # one thread speaks for the role
+        arrive = "mbarrier_arrive_cluster_release" if release else "mbarrier_arrive_cluster"
         if array.unit == 4 and not whole:  # each warp is one of the four, and a lane of it serves one block
             step = offsets[1] - offsets[0] if len(offsets) > 1 else 1
             even = offsets == [i * step for i in range(len(offsets))]
             self.line("__syncwarp();")
             if even:
-                self.line(f"if (lane < {len(offsets)}) mbarrier_arrive_cluster({bar}, {base} + {step} * lane);")
+                self.line(f"if (lane < {len(offsets)}) {arrive}({bar}, {base} + {step} * lane, 1);")
             else:
                 for i, o in enumerate(offsets):
-                    self.line(f"if (lane == {i}) mbarrier_arrive_cluster({bar}, {base} + {o});")
+                    self.line(f"if (lane == {i}) {arrive}({bar}, {base} + {o}, 1);")
             return
         self.role_sync()
         with self.elected():
             for o in offsets:
-                self.line(f"mbarrier_arrive_cluster_count({bar}, {base} + {o}, {array.unit});")
+                self.line(f"{arrive}({bar}, {base} + {o}, {array.unit});")
 
     def _peers(self, axes: tuple[str, ...]) -> tuple[str, list[int]]:
         """(rank of the first block along `axes`, offsets of all of them)."""

@@ -25,10 +25,14 @@ named_barrier_sync_p = op("named_barrier_sync")
 
 @dataclasses.dataclass(frozen=True)
 class BarrierUse:
-    """Which barrier: the array's value id and the slot in it."""
+    """Which barrier: the array's value id and the slot in it.
+
+    cluster: whether an arrival or a wait orders the role's own accesses with those of other blocks (`plan.peers`).
+    """
 
     array: int
     slot: Affine
+    cluster: bool = False
 
 
 def barrier_use(view: View, e: Equation) -> BarrierUse:
@@ -72,7 +76,9 @@ def _mbarrier(o: Op) -> None:
 
     @o.plan()
     def _(ctx: Any, e: Equation) -> BarrierUse:
-        return barrier_use(e.operands[0], e)  # type: ignore[arg-type]
+        use = barrier_use(e.operands[0], e)  # type: ignore[arg-type]
+        info = e.operands[0].space.barrier  # type: ignore[union-attr]
+        return dataclasses.replace(use, cluster=bool(info and info.collective_axes) and ctx.meets_peers)
 
 
 _mbarrier(barrier_arrive_p)
@@ -87,7 +93,7 @@ def _(out: Any, step: Any) -> None:
     if array.info.orders_tensor_core:
         out.line("tcgen05_fence_before();")
     if array.info.collective_axes:
-        out.arrive_cluster(array, bar)
+        out.arrive_cluster(array, bar, use.cluster)
     elif out.single_thread:
         out.line(f"mbarrier_arrive_count({bar}, {array.unit});" if array.unit > 1 else f"mbarrier_arrive({bar});")
     elif array.unit == 4:  # each warp of a warpgroup is one of the four; a warp by itself is all of them
@@ -108,13 +114,14 @@ def _(sim: Any, step: Any) -> None:
 def _(out: Any, step: Any) -> None:
     use: BarrierUse = step.data
     phases, first = out.phase(use.array)
+    wait = "mbarrier_wait_cluster" if use.cluster else "mbarrier_wait"
     if use.slot.static:
         bit = first + use.slot.const
-        out.line(f"mbarrier_wait({out.barrier_address(use)}, ({phases} >> {bit}) & 1); {phases} ^= {1 << bit}u;")
+        out.line(f"{wait}({out.barrier_address(use)}, ({phases} >> {bit}) & 1); {phases} ^= {1 << bit}u;")
     else:
         with out.block():
             out.line(f"u32 slot = {out.affine(use.slot)}, mine = {1 << first}u << slot;")
-            out.line(f"mbarrier_wait({out.barrier_address(use, 'slot')}, ({phases} & mine) != 0); {phases} ^= mine;")
+            out.line(f"{wait}({out.barrier_address(use, 'slot')}, ({phases} & mine) != 0); {phases} ^= mine;")
     if out.plan.barriers[use.array].info.orders_tensor_core:
         out.line("tcgen05_fence_after();")
 

@@ -15,6 +15,7 @@ from ..ops.tcgen05_rules import features_of
 from ..program import Equation, Program, Value
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
+from .peers import accesses, met_by_peers
 from .registers import check_registers
 from .resources import (
     Resources,
@@ -39,6 +40,9 @@ class PlanContext:
         self.resources = resources
         self.arch = arch
         self.features = features_of(arch)
+        self.meets_peers = (
+            False  # whether the role that is planned shares ordinary accesses with the cluster's other blocks
+        )
         self.maps: list[TensorMapPlan] = []
         self.pointers: list[int] = []
         self.dims: list[RuntimeDim] = []
@@ -152,7 +156,9 @@ def build_plan(program: Program, arch: str) -> Plan:
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
     ctx = PlanContext(program, arch, resources)
     planned = []
+    met = met_by_peers(e for _, e in resolved) if math.prod(program.cluster) > 1 else frozenset()
     for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
+        ctx.meets_peers = accesses(equations, met)
         body = ctx.block((), equations)
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)

@@ -230,7 +230,7 @@ def test_clusters(plan, array, compiled):
     assert len(body_lines(p, "tma_load_multicast_2d(")) == 4 and all(
         "(u16)(15u << (rank - cluster_1 * 1))" in t for t in body_lines(p, "tma_load_multicast")
     )
-    assert len(body_lines(p, "mbarrier_arrive_cluster_count(")) == 4  # by the role's one thread
+    assert len(body_lines(p, "mbarrier_arrive_cluster_release(")) == 4  # by the role's one thread
     assert lines.count("cluster_arrive(); cluster_wait();") == 2 and "__syncthreads();" not in lines
     assert "(int)(blockIdx.x / 8)" in text(p)
     assert compiled(p).complaints() == []

@@ -23,23 +23,23 @@ DI void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 
-// Arrives at the barrier with the same offset in another block of the cluster. No `.release.cluster` is spelled: ptxas
-// would put a membar over the whole GPU in front of it.
-DI void mbarrier_arrive_cluster(u32 bar, u32 cta_rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-      "r"(cta_rank)
-      : "memory");
-}
-
-// `count` arrivals at once.
-DI void mbarrier_arrive_cluster_count(u32 bar, u32 cta_rank, u32 count) {
+// `count` arrivals on the barrier that has address `bar` in this block, in block `cta_rank` of the cluster. What they
+// order is what wgmma and TMA have completed: ordinary accesses of this thread may still be under way.
+DI void mbarrier_arrive_cluster(u32 bar, u32 cta_rank, u32 count) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [remote], %2;\n}" ::"r"(bar),
+      "r"(cta_rank), "r"(count)
+      : "memory");
+}
+
+// The same, after all that this thread has read and written; ptxas puts a membar over the whole GPU in front of it.
+DI void mbarrier_arrive_cluster_release(u32 bar, u32 cta_rank, u32 count) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote], %2;\n}" ::"r"(bar),
       "r"(cta_rank), "r"(count)
       : "memory");
 }
@@ -63,6 +63,17 @@ DI void mbarrier_wait(u32 bar, u32 parity) {
       "{\n.reg .pred done;\n"
       "mbarrier_retry_%=:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra mbarrier_retry_%=;\n}" ::"r"(bar),
+      "r"(parity)
+      : "memory");
+}
+
+// The same; then this thread sees what other blocks of the cluster did before their arrivals.
+DI void mbarrier_wait_cluster(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier_retry_%=:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra mbarrier_retry_%=;\n}" ::"r"(bar),
       "r"(parity)
       : "memory");

@@ -1,0 +1,39 @@
+"""Which roles exchange ordinary accesses with the other blocks of their cluster.
+
+Arrivals and waits order a thread's accesses within its block only, unless they ask for the cluster's scope (PTX ISA
+9.7.13.15.13).  Without it a load from shared memory may still be under way when the other block, told that the slot is
+free, refills it: on an H200 one run in 70 of a kernel that reads so went wrong.  TMA and MMAs bring an order of their own,
+and the cluster's scope waits for every access of the thread, so it is asked for only where something needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..program import Equation, refs_of, walk
+
+ASYNCHRONOUS = frozenset({"copy_gmem_to_smem", "copy_smem_to_gmem", "wgmma", "tcgen05_mma"})
+NO_ACCESS = "dim_size"
+
+
+def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
+    """Ids of the refs in which blocks of a cluster meet: filled by multicast, or both written and read in global memory."""
+    filled: set[int] = set()
+    read: set[int] = set()
+    written: set[int] = set()
+    for body in bodies:
+        for e in walk(tuple(body)):
+            if e.op == NO_ACCESS:
+                continue
+            for k, view in enumerate(refs_of(e)):
+                if view.space.kind == "gmem":
+                    stored = e.op == "swap" or (e.op == "copy_smem_to_gmem" and k == 1)
+                    (written if stored else read).add(view.ref.id)
+                elif e.op == "copy_gmem_to_smem" and k == 1 and e.param("collective_axes"):
+                    filled.add(view.ref.id)
+    return frozenset(filled | (read & written))
+
+
+def accesses(equations: Sequence[Equation], refs: frozenset[int]) -> bool:
+    """Whether a role's own threads load from or store to one of `refs`."""
+    return any(view.ref.id in refs for e in walk(tuple(equations)) if e.op not in ASYNCHRONOUS for view in refs_of(e))
