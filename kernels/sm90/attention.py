@@ -61,7 +61,7 @@ def _kernel(
     return_lse: bool,
 ) -> Any:
     keys, stages, computes = c.block_kv, c.num_stages, c.compute_warpgroups
-    output_tile = c.has_output_tile(d, dv)
+    piece = c.output_columns(d, dv)  # columns of the output in shared memory at a time
     wide = dv + ONES if c.sum_by_product else dv  # columns of the accumulator
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
 
@@ -249,13 +249,13 @@ def _kernel(
                 total = jnp.max(lax.slice_in_dim(values, dv, wide, axis=1), axis=1)  # of equals
                 values = lax.slice_in_dim(values, 0, dv, axis=1)
             o = (values * jnp.where(total > 0, 1 / total, 0.0)[:, None]).astype(dtype)
-            if output_tile:
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left
-                o_tile[wg] = o
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(o_tile.at[wg], out.at[batch, rows, head])
-            else:
+            if not piece:
                 out[batch, rows, head] = o
+            for first in range(0, dv, piece) if piece else ():
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was in the tile before has left
+                o_tile[wg] = lax.slice_in_dim(o, first, first + piece, axis=1)
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(o_tile.at[wg], out.at[batch, rows, head, plgpu.ds(first, piece)])
             if lse is not None:
                 lse[batch, head, rows] = top * scale + jnp.log(total)
 
@@ -355,7 +355,7 @@ def _kernel(
     def body(table: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
         tiles, barriers, turns, *rest = rest[:3], rest[3:9], rest[9], *rest[10:]
-        o_tile, rest = (rest[0], rest[1:]) if output_tile else (None, rest)
+        o_tile, rest = (rest[0], rest[1:]) if piece else (None, rest)
         ones_written = rest[0] if c.sum_by_product else None
         wg = lax.axis_index("wg")
 
@@ -383,7 +383,7 @@ def _kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[q_type, k_type, v_type, q_full, q_empty, full, empty, full, empty, turns]
-        + ([tiles_of(computes, ROWS, dv)] if output_tile else [])
+        + ([tiles_of(computes, ROWS, piece)] if piece else [])
         + ([plgpu.Barrier()] if c.sum_by_product else []),
         grid=(blocks,),
         grid_names=("block",),

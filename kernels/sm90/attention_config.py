@@ -25,7 +25,8 @@ class AttentionConfig(Config):
     take_turns: the compute warpgroups alternate on the tensor cores.
     rescale_threshold: powers of two by which a row's maximum may grow before the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per tile.
-    output_tile: the output leaves through shared memory and TMA; else straight from the registers; None: if it fits.
+    output_tile: the output leaves through shared memory and TMA, whole or in two halves; else straight from the registers;
+    None: if it fits.
     q_in_registers: Q is read from shared memory once a tile instead of by every product.
     sum_by_product: eight columns of ones beside V make the tensor cores add up the rows of P, rounded to 16 bits as they
     are (the log-sum-exp is then off by up to 2^-9, the output is not); else the softmax adds them up in float32.
@@ -71,20 +72,24 @@ class AttentionConfig(Config):
         """Query rows of a tile."""
         return ROWS * self.compute_warpgroups
 
-    def has_output_tile(self, head_dim: int, value_dim: int | None = None) -> bool:
-        """Whether the output leaves through shared memory."""
-        fits = self._bytes(head_dim, value_dim or head_dim, True) <= SHARED_LIMIT
-        return fits if self.output_tile is None else self.output_tile
+    def output_columns(self, head_dim: int, value_dim: int | None = None) -> int:
+        """Columns of the output that lie in shared memory at a time: all, half of them, or none."""
+        value_dim = value_dim or head_dim
+        if self.output_tile is False:
+            return 0
+        sizes = [n for n in (value_dim, value_dim // 2) if value_dim % n == 0 and n % 16 == 0]
+        fitting = [n for n in sizes if self._bytes(head_dim, value_dim, n) <= SHARED_LIMIT]
+        return fitting[0] if fitting else sizes[-1] if self.output_tile else 0
 
     def shared_bytes(self, head_dim: int, value_dim: int | None = None) -> int:
         """Bytes of shared memory (16-bit operands)."""
-        return self._bytes(head_dim, value_dim or head_dim, self.has_output_tile(head_dim, value_dim))
+        return self._bytes(head_dim, value_dim or head_dim, self.output_columns(head_dim, value_dim))
 
-    def _bytes(self, head_dim: int, value_dim: int, output_tile: bool) -> int:
+    def _bytes(self, head_dim: int, value_dim: int, output_columns: int) -> int:
         ones = chunk(value_dim) if self.sum_by_product else 0
         keys = self.num_stages * self.block_kv * (head_dim + value_dim + ones)
         barriers = 2 * self.compute_warpgroups + 4 * self.num_stages + self.sum_by_product
-        return 2 * (self.rows * (head_dim + (value_dim if output_tile else 0)) + keys) + 8 * barriers
+        return 2 * (self.rows * (head_dim + output_columns) + keys) + 8 * barriers
 
     def registers_needed(self, head_dim: int, value_dim: int | None = None) -> int:
         """An estimate of a compute thread's registers: scores, output, P and what surrounds them."""

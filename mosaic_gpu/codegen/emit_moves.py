@@ -110,13 +110,23 @@ class MoveEmitter(MemoryEmitter):
                 if alias and table == tuple(range(have.registers)):
                     self.names[result.id] = self.scalar(source)
                     return
-                self.assign_elements(result, [self.element(source, j) for j in table])
+                self._rename(result, source, table)
                 return
         self.met()
         with self.block():
             self.to_scratch(source, self.positions("at", have, row_major(have.shape)))
         self.met()
         self.from_scratch(result, strides, start)
+
+    def _rename(self, result: Value, source: Operand, table: Sequence[int]) -> None:
+        """Each register of the result from the one of the source that the table names; whole pairs stay packed."""
+        if result.dtype not in PACKED or any(a % 2 or b != a + 1 for a, b in zip(table[::2], table[1::2], strict=False)):
+            self.assign_elements(result, [self.element(source, j) for j in table])
+            return
+        self.declare(result)
+        pairs = [f"{self.name(result)}[{i}] = {self.scalar(source)}[{j // 2}];" for i, j in enumerate(table[::2])]
+        for k in range(0, len(pairs), 8):
+            self.line(" ".join(pairs[k : k + 8]))
 
     def from_scratch(self, result: Value, strides: Sequence[int], start: str = "0", base: int = 0) -> None:
         name = f"from{result.id}"
