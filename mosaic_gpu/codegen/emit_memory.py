@@ -20,6 +20,22 @@ class MemoryEmitter(ValueEmitter):
 
     plan: Plan
     single_thread: bool
+    overtakes = False  # whether the role has wgmma under way, behind which loads may wait longer than arrivals do
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[tuple[int, str]] = []  # (depth of their block, sum) of loads since an arrival
+
+    def after_loads(self, depth: int = 0) -> None:
+        """Nothing that comes after is done before the loads of blocks as deep as this have brought their values.
+
+        An arrival says that the slot may be written again.  On an H200 one that followed ldmatrix, with a product under way,
+        was seen before the loads had read; PTX orders them (ISA 8.9), but ptxas emits no wait.
+        """
+        for at, values in self.loaded:
+            if at >= depth:
+                self.line(f"order_after({values} + 1.f, smem);")
+        self.loaded = [x for x in self.loaded if x[0] < depth]
 
     # ---- get, load, swap ------------------------------------------------------------------------------------------------
     def load(self, step: Any) -> None:
@@ -108,6 +124,7 @@ class MemoryEmitter(ValueEmitter):
         assert layout is not None  # what goes to memory is never one value for all elements
         shared: SharedLayout = buffer.layout
         if self._matrices(view, x, layout, shared, buffer.offset, store):
+            self._note_load(x, store, 4)
             return
         width = shared_vector(layout, view, shared)
         name = f"o{self.fresh()}"
@@ -124,6 +141,14 @@ class MemoryEmitter(ValueEmitter):
                     coordinates.append(self.affine(index.start))
             place = f"shared + {self.shared_offset(shared, buffer.offset, coordinates)}"
             self._move(place, x, i, width, store)
+        self._note_load(x, store, max(together(width, x.dtype) // (2 if x.dtype in PACKED else 1), 1))
+
+    def _note_load(self, x: Operand, store: bool, width: int) -> None:
+        """Loads from shared memory, an instruction for each `width` registers of an array."""
+        if self.overtakes and not store and isinstance(x, Value):
+            own = (f"{self.name(x)}[{i}]" for i in range(0, self.registers(x), width))
+            bits = [r if x.dtype in PACKED or c_type(x.dtype) != "float" else f"as_u32({r})" for r in own]
+            self.loaded.append((self.depth, " + ".join(f"__uint_as_float((u32)({r}))" for r in bits)))
 
     def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View) -> None:
         """Where this thread's first register lies along each kept dimension of the buffer."""

@@ -85,6 +85,12 @@ class Emitter(ScanEmitter, MmaEmitter):
             self.at_line = pragma
         super().line(text)
 
+    @contextlib.contextmanager
+    def block(self, head: str = "") -> Iterator[None]:
+        with super().block(head):
+            yield
+            self.after_loads(self.depth)  # their registers go out of scope
+
     # ---- the frame ------------------------------------------------------------------------------------------------------
     def source(self) -> str:
         plan = self.plan
@@ -167,9 +173,10 @@ class Emitter(ScanEmitter, MmaEmitter):
         outer = (self.layouts, self.single_thread, self.together, self.scope)
         # The tensor core's operands are uniform registers.  A warp that branches as a whole computes descriptors there, one
         # whose other lanes wait aside moves each of them (16 instructions a product instead of 3), so it stays together.
-        self.together = role.scope is Scope.WARP and _uses_tensor_core(role.body)
+        self.together = role.scope is Scope.WARP and _issues(role.body, ("tcgen05_mma", "tcgen05_commit_arrive"))
         single = role.single_thread and not self.together
         self.layouts, self.single_thread, self.scope = role.layouts, single, role.scope
+        self.overtakes = _issues(role.body, ("wgmma",))
         self.line(f"// role {role.name}" + (", one thread" if single else ""))
         if role.scratch_bytes:
             first = min(role.indices)
@@ -368,12 +375,9 @@ def _register_steps(body: Block) -> Iterator[Step]:
             yield from _register_steps(s.regions[0])
 
 
-def _uses_tensor_core(body: Block) -> bool:
-    """Whether a warp's role issues tcgen05 products or commits."""
-    return any(
-        s.equation.op in ("tcgen05_mma", "tcgen05_commit_arrive") or any(_uses_tensor_core(r) for r in s.regions)
-        for s in body.steps
-    )
+def _issues(body: Block, ops: Sequence[str]) -> bool:
+    """Whether a role does one of these operations."""
+    return any(s.equation.op in ops or any(_issues(r, ops) for r in s.regions) for s in body.steps)
 
 
 def _waited(body: Block) -> Iterator[int]:

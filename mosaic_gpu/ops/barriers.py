@@ -90,6 +90,7 @@ def _(out: Any, step: Any) -> None:
     use: BarrierUse = step.data
     array = out.plan.barriers[use.array]
     bar = out.barrier_address(use)
+    out.after_loads()
     if array.info.orders_tensor_core:
         out.line("tcgen05_fence_before();")
     if array.info.collective_axes:
