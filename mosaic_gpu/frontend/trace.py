@@ -158,7 +158,7 @@ class Tracer:
         elif name in CALLS:
             inner = e.params.get(CALLS[name]) or e.params.get("jaxpr") or e.params.get("fun_jaxpr")
             self.bind(e.outvars, self.inline(inner, [self.read(v) for v in e.invars], out, line))
-        elif name in IDENTITY:
+        elif name in IDENTITY or (name == "convert_element_type" and self.keeps_dtype(e)):
             self.bind(e.outvars, [self.read(v) for v in e.invars])
         else:
             params = {
@@ -173,6 +173,11 @@ class Tracer:
             if results:
                 self.note_sum(name, inputs, results[0])
             out.append(Equation(name, inputs, results, plain(params), (), line))
+
+    def keeps_dtype(self, e: Any) -> bool:
+        """Whether a conversion only makes a weak type a strong one."""
+        x = self.read(e.invars[0])
+        return isinstance(x, Value) and x.dtype == dtype_name(e.outvars[0].aval.dtype)
 
     def place_in_grid(self, name: str, axis: int, line: Line | None) -> Operand:
         """What `program_id` or `num_programs` is in an inlined body."""

@@ -8,6 +8,7 @@ integers $T is their C type, $U the unsigned and $S (in parentheses) the signed 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 C_INTEGERS = {8: ("signed char", "u8"), 16: ("short", "u16"), 32: ("int", "u32"), 64: ("long long", "u64")}
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of a dtype name, ml_dtypes' included."""
     return np.dtype(getattr(ml_dtypes, name, name))
@@ -76,10 +78,9 @@ def _in_double(expression: str) -> str:
 
 def _divide(a: Any, b: Any) -> Any:
     if np.issubdtype(np.asarray(a).dtype, np.integer):
-        with np.errstate(all="ignore"):
-            # Rounded down; towards zero is one more where there is a rest and the signs differ.
-            down = np.floor_divide(a, b)
-            return (down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))).astype(np.asarray(a).dtype)
+        # Rounded down; towards zero is one more where there is a rest and the signs differ.
+        down = np.floor_divide(a, b)
+        return (down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))).astype(np.asarray(a).dtype)
     return a / b
 
 
@@ -258,9 +259,10 @@ def _define(row: Row) -> None:
         dtype = numpy_dtype(e.results[0].dtype)
         if dtype.itemsize == 2 and dtype.kind not in "iub":  # 16-bit floats: computed in float32, rounded once
             args = [a.astype(np.float32) if a.dtype == dtype else a for a in args]
-        with np.errstate(all="ignore"):
-            fused = sim.contracted(args)
-            sim.write(e.results[0], np.asarray(row.numpy(*args)).astype(dtype) if fused is None else fused)
+        x = sim.contracted(args)
+        if x is None:
+            x = row.numpy(*args)
+        sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
 
 
 def _chain(cases: int) -> str:

@@ -112,9 +112,10 @@ class Machine:
             self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, bool(read))
 
     def run(self, clusters: range) -> None:
-        """Run some of the clusters, one after the other."""
-        for number in clusters:
-            Cluster(self, self.clusters[number], number).run()
+        """Run some of the clusters, one after the other.  Integers wrap and floats overflow silently, as on the GPU."""
+        with np.errstate(all="ignore"):  # once, not around each of a million small operations
+            for number in clusters:
+                Cluster(self, self.clusters[number], number).run()
 
     def reset(self) -> None:
         """Forget what clusters have done to global memory, and what was noticed of it."""
