@@ -25,9 +25,10 @@ import jax.numpy as jnp
 
 from ..errors import MosaicGpuError, UnsupportedCall
 from ..program import Program
+from ..runtime import execute
 from ..tune.space import config_class, config_from, generation_of
 from ..tune.workload import Attention, Matmul, dtype_name
-from .common import Refusal, kernel_dtype
+from .common import Refusal, find_ours, kernel_dtype, report_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +139,9 @@ def users_code(path: Path, what: str) -> Iterator[None]:
     except (Refusal, MosaicGpuError):
         raise
     except (Exception, SystemExit) as error:
+        ours = find_ours(error) if isinstance(error, Exception) else None
+        if ours is not None:  # inside jit JAX has wrapped it
+            raise ours from error
         folder = str(path.parent.resolve()) + os.sep
         frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(folder, f.filename)]
         lines = [f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames][-3:]
@@ -173,11 +177,17 @@ def load_object(path: Path, name: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickles in it look it up
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when Python runs it
+    before = execute.simulated.copy()
+    guard = 'Calls of kernels that the file itself makes belong under `if __name__ == "__main__":`'
     try:
         with users_code(path, f"{path} cannot be imported"):
             spec.loader.exec_module(module)
+    except MosaicGpuError as error:
+        raise Refusal(f"{path} was imported for {name}: {type(error).__name__}: {error}\n{guard}") from error
     finally:
         sys.path.pop(0)
+    if called := execute.simulated - before:
+        report_error("note", f"{path} was imported for {name}, and called {', '.join(sorted(called))}. {guard}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]

@@ -14,15 +14,17 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
-from ..errors import OutOfBounds, UnsupportedCall
+from ..errors import MosaicGpuError, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
 from . import shard_map, transforms
+from .foreign import translated
 from .memory import RefType
 from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
+from .tracebacks import shortened
 
 UNSET: Any = object()
 
@@ -139,9 +141,12 @@ class _Kernel:
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))
         traced = self.traces.get(key)
-        if traced is None:
-            traced = self.traces[key] = self.trace(tree, avals, out_leaves)
-        results = call_p.bind(*shard_map.alike(leaves), traced=traced)
+        try:
+            if traced is None:
+                traced = self.traces[key] = self.trace(tree, avals, out_leaves)
+            results = call_p.bind(*shard_map.alike(leaves), traced=traced)
+        except MosaicGpuError as error:
+            raise shortened(error)  # noqa: B904  (it is the same error)
         return jax.tree.unflatten(out_tree, results)
 
     def program(self, *args: Any) -> Program:
@@ -202,21 +207,18 @@ class _Kernel:
             raise UnsupportedCall(
                 f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
                 raised_at(error, line),
-            ) from error
+            ) from None
         except jax.errors.TracerBoolConversionError as error:
             error.add_note(
-                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where."
+                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where, and take a "
+                "slice from there on with plgpu.ds(start, size)."
             )
             raise
-        except ValueError as error:
-            if str(error).startswith("Invalid dtype for `swap`"):
-                error.add_note("What is stored has the Ref's dtype: ref[...] = x.astype(ref.dtype).")
-            if not str(error).startswith("Out of bound"):  # JAX's own check of static slices
+        except (AttributeError, TypeError, ValueError) as error:
+            ours = translated(error, raised_at(error, line))
+            if ours is None:
                 raise
-            raise OutOfBounds(
-                f"{error} A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)",
-                raised_at(error, line),
-            ) from error
+            raise ours.with_traceback(error.__traceback__) from None  # the frames of the body
         tracer = Tracer()
         inputs = tuple(
             tracer.value_of_aval(v.aval, n)

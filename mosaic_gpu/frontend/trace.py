@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import Line, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
-from ..ops.elementwise import ELEMENTWISE
+from ..ops.elementwise import ELEMENTWISE, FLOATS
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import key_of_constant
@@ -268,7 +268,8 @@ class Tracer:
             clipped = v.space.kind == "gmem" and position not in gone  # a tile may stick out of an array: TMA clips it
             if start.static and (start.const < 0 or (last >= size and not clipped) or (clipped and start.const > size)):
                 raise OutOfBounds(
-                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})",
+                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})"
+                    + ("; indices do not count from the end" if start.const < 0 else ""),
                     line,
                 )
         kept = [p for p in v.kept if p not in gone]
@@ -279,9 +280,11 @@ class Tracer:
         if isinstance(x, (int, np.integer)):
             return Affine(int(x))
         operand = self.read(x) if not isinstance(x, np.ndarray) else literal(x, x.dtype)
+        assert not isinstance(operand, View)
+        if operand.dtype == "bool" or operand.dtype in FLOATS:
+            raise UnsupportedCall(f"{operand} as an index: an index is a whole number", line)
         if isinstance(operand, Literal):
             return Affine(int(operand.value))
-        assert isinstance(operand, Value)
         if operand.shape:
             raise UnsupportedCall("an array as an index: use a loop over rows, or one index per copy", line)
         return self.sum_of(operand)

@@ -84,7 +84,7 @@ def test_refusals_without_a_gpu(verb, arguments):
 )
 def test_bad_arguments(verb, arguments, why):
     result = verb(*arguments)
-    assert result.exit_code in (1, 2) and "Traceback" not in result.stderr
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
     assert why is None or why in result.stderr
 
 
