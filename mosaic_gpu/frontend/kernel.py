@@ -277,17 +277,19 @@ def _impl(*args: Any, traced: Traced) -> list[Any]:
 call_p.def_impl(_impl)
 
 
-def _lower_simulator(*args: Any, traced: Traced) -> list[Any]:
-    from ..runtime import execute
+def _lowering(name: str) -> Any:
+    """The lowering that `execute` has under a name."""
 
-    return execute.simulator_call(traced, args)
+    def lower(*args: Any, traced: Traced) -> list[Any]:
+        from ..runtime import execute
+
+        try:
+            return list(getattr(execute, name)(traced, args))
+        except MosaicGpuError as error:
+            raise shortened(error)  # noqa: B904  (it is the same error)
+
+    return mlir.lower_fun(lower, multiple_results=True)
 
 
-def _lower_gpu(*args: Any, traced: Traced) -> list[Any]:
-    from ..runtime import execute
-
-    return execute.gpu_call(traced, args)
-
-
-mlir.register_lowering(call_p, mlir.lower_fun(_lower_simulator, multiple_results=True), platform="cpu")
-mlir.register_lowering(call_p, mlir.lower_fun(_lower_gpu, multiple_results=True), platform="cuda")
+mlir.register_lowering(call_p, _lowering("simulator_call"), platform="cpu")
+mlir.register_lowering(call_p, _lowering("gpu_call"), platform="cuda")

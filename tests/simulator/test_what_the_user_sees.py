@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import Deadlock, OutOfBounds
+from mosaic_gpu.errors import Deadlock, OutOfBounds, RegisterBudgetError
 from mosaic_gpu.runtime import execute, jax_ffi
 
 X = np.arange(128, dtype=np.float32)
@@ -96,6 +96,19 @@ def test_under_jit_the_text_is_the_report(wrap: Any, caplog: pytest.LogCaptureFi
     assert type(report) is Deadlock and report.line is not None and report.line.function.startswith("wait_for_nobody")
     assert str(e.value).startswith(f"ABORTED: Deadlock: {report}") and "Traceback" not in str(e.value)
     assert not caplog.records, "JAX has logged an exception of a callback"
+
+
+def test_what_is_refused_when_it_is_planned_keeps_its_class_and_is_short_under_jit() -> None:
+    def odd(x: Any, o: Any) -> None:
+        plgpu.set_max_registers(33, action="decrease")
+        o[...] = x[...]
+
+    kernel = plgpu.kernel(odd, jax.ShapeDtypeStruct((128,), jnp.float32))
+    with pytest.raises(RegisterBudgetError) as e:
+        users_calls(jax.jit(kernel))
+    ours = [f.filename for f in traceback.extract_tb(e.value.__traceback__) if "/mosaic_gpu/" in f.filename]
+    assert len(ours) == 1 and ours[0].endswith("frontend/kernel.py")
+    assert e.value.line is not None and e.value.line.function.endswith("odd")
 
 
 def test_under_jit_the_next_call_runs() -> None:
