@@ -39,6 +39,7 @@ class Traced:
         self.out_avals = out_avals
         self.simulate = interpret is not None and interpret is not False
         self.simulator_params = interpret if isinstance(interpret, SimulatorParams) else None
+        self.batch: transforms.Batch | None = None
 
     def with_program(self, program: Program, out_avals: tuple[jax.core.ShapedArray, ...]) -> Traced:
         """The same call of another program."""
