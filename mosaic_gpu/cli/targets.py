@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import MosaicGpuError, UnsupportedCall
+from ..frontend.trace import OUR_FOLDER
 from ..program import Program
 from ..runtime import execute
 from ..tune.space import config_class, config_from, generation_of
@@ -141,14 +142,19 @@ def users_code(path: Path, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         ours = find_ours(error) if isinstance(error, Exception) else None
         if ours is not None:  # inside jit JAX has wrapped it
-            raise ours from error
-        folder = str(path.parent.resolve()) + os.sep
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(folder, f.filename)]
-        lines = [f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames][-3:]
+            raise ours.with_traceback(error.__traceback__) from error
+        lines = _lines_of(path, error)[-3:]
         if isinstance(error, SyntaxError) and error.filename:
             lines.append(f"\n  at {error.filename}:{error.lineno}")
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         raise Refusal(f"{what}: {type(error).__name__}: {message}{''.join(lines)}") from error
+
+
+def _lines_of(path: Path, error: BaseException) -> list[str]:
+    """The lines of the user's that led to an error."""
+    folder = str(path.parent.resolve()) + os.sep
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(folder, f.filename)]
+    return [f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames]
 
 
 def _is_in(folder: str, file: str) -> bool:
@@ -183,7 +189,13 @@ def load_object(path: Path, name: str) -> Callable[..., Any]:
         with users_code(path, f"{path} cannot be imported"):
             spec.loader.exec_module(module)
     except MosaicGpuError as error:
-        raise Refusal(f"{path} was imported for {name}: {type(error).__name__}: {error}\n{guard}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        traced = any(f.name == "__call__" and f.filename.startswith(OUR_FOLDER) for f in frames)
+        called_it = traced or execute.simulated != before
+        where = "".join(_lines_of(path, error)[-1:])
+        raise Refusal(
+            f"{path} was imported for {name}{where}\n{type(error).__name__}: {error}" + f"\n{guard}" * called_it
+        ) from error
     finally:
         sys.path.pop(0)
     if called := execute.simulated - before:

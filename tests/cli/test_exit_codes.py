@@ -127,8 +127,17 @@ def test_simulate(verb, folder, kernel: str, code: int) -> None:
 def test_a_file_that_fails_when_imported_is_told_about_the_guard(verb, folder, name: str, file: str) -> None:
     result = verb(name, f"{file}:clean", *ARG)
     assert result.exit_code == 2 and result.stdout == "" and "Traceback" not in result.stderr
-    assert f"{file} was imported for clean: Race: " in result.stderr
-    assert 'if __name__ == "__main__":' in result.stderr and f"{file}:" in result.stderr
+    last = len((folder / file).read_text().splitlines())
+    assert f"{file} was imported for clean\n  at {folder / file}:{last} in <module>\nRace: " in result.stderr
+    assert 'if __name__ == "__main__":' in result.stderr
+
+
+def test_a_file_whose_kernel_is_refused_as_it_is_made_called_none(verb, folder) -> None:
+    made = "\n@plgpu.kernel(out_type=OUT, cluster=(32,), cluster_names=('c',))\ndef large(x, o):\n    pass\n"
+    (folder / "large.py").write_text(HANDOVER + made)
+    result = verb("simulate", "large.py:large", *ARG)
+    assert result.exit_code == 2 and "UnsupportedCall: cluster=(32,)" in result.stderr
+    assert "large.py was imported for large\n  at " in result.stderr and "__main__" not in result.stderr
 
 
 @pytest.mark.parametrize(("name", "options"), [("simulate", ("--schedules", 0, "--no-compile")), ("compile", ())])

@@ -79,7 +79,10 @@ def refused(result, words):
         (["good.py:double", "--arg", "f32[-1]"], "write a type"),
         (["good.py:double", *ARG, *ARG], "double(x) does not take 2 arguments (f32[128,64], f32[128,64])"),
         (["good.py:plus", *ARG], "plus(x, y) does not take 1 arguments (f32[128,64]): give one --arg for each"),
-        (["good.py:double", "--arg", "f32[8]"], "good.py:double cannot be traced: ValueError"),
+        (
+            ["good.py:double", "--arg", "f32[8]"],
+            "IllegalInstruction: an array of shape (8,) is stored to a Ref of shape (128, 64)",
+        ),
         (["good.py:undefined", *ARG], "NameError: name 'nowhere' is not defined at FOLDER/good.py:17 in undefined"),
         (["good.py:ends", *ARG], "good.py:ends cannot be traced: SystemExit: 7"),
         (
