@@ -18,6 +18,7 @@ RANK = re.compile(rf"`indices` must not be longer than `shape`: indices=(.*), sh
 STEP = re.compile("slice must have a step|slice step cannot be zero")
 REF_AS_ARRAY = re.compile(
     r"'AbstractRef' object has no attribute|requires ndarray or scalar arguments, got <class '[\w.]*Tracer'>"
+    r"|got a Ref of type .* where an array is expected"
 )
 DOES = {"swap": "is stored to", "addupdate": "is added to"}
 

@@ -72,11 +72,10 @@ def gather(
 ) -> Array:
     """The operand [mn, k] as numbers that hold its values exactly.  name: what messages call its buffer."""
     index = operand_index(operand, base, rows, mn_major, tcgen05)
-    if (index.max() + 1) * operand.itemsize > shared.data.size:
-        end = (int(index.max()) + 1) * operand.itemsize
+    key = (id(operand), base, rows, mn_major)
+    if key not in shared.known and (end := (int(index.max()) + 1) * operand.itemsize) > shared.data.size:
         raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
     what = ("tcgen05_mma" if tcgen05 else "wgmma") + (f", operand {name}" if name else "")
-    key = (id(operand), base, rows, mn_major)
     return exact(shared.read(index, operand.itemsize, lambda: what, key), dtype)
 
 
