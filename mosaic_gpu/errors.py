@@ -59,7 +59,8 @@ class RegisterBudgetError(MosaicGpuError, ValueError):
 
 
 class IllegalInstruction(MosaicGpuError, ValueError):
-    """An instruction with a shape, type, layout, swizzle or placement that the hardware does not have."""
+    """An instruction with a shape, type, layout, swizzle or placement that the hardware does not have; a store or copy between
+    two shapes or dtypes."""
 
 
 class InFlightError(MosaicGpuError, ValueError):

@@ -1,7 +1,8 @@
 """What the verbs share: how errors end the program, tables and JSON, progress, and the refusal where a GPU is needed.
 
-Exit codes: 0 it worked; 1 it failed (an error of ours, a wrong result); 2 it was refused before anything was done (bad
-arguments, no GPU).  Tables and JSON go to standard output, progress and errors to standard error.
+Exit codes: 0 it worked; 1 it failed (a finding, a wrong result, a launch that did not run, a bug of ours); 2 it was refused
+before it ran (bad arguments, no GPU, a kernel that cannot be traced, planned or compiled).
+Tables and JSON go to standard output, progress and errors to standard error.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..errors import MosaicGpuError
+from ..errors import BarrierMisuse, Deadlock, Leak, MosaicGpuError, Race, UninitializedRead
 
 FAILED, REFUSED = 1, 2
+FOUND_AS_IT_RAN = (BarrierMisuse, Deadlock, Leak, Race, UninitializedRead)
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -46,21 +48,30 @@ class Verbs(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Refusal as refusal:
-            if self.debug and refusal.__cause__ is not None:
-                raise
-            report_error("refused", str(refusal))
-            raise typer.Exit(REFUSED) from refusal
         except Exception as error:
-            ends_it = hasattr(error, "exit_code") or isinstance(error, (typer.Abort, BrokenPipeError))
-            if self.debug or ends_it:  # bad options, `Exit`, Ctrl-C: typer's to say
-                raise
-            report_error(*describe(error))
-            raise typer.Exit(FAILED) from error
+            if hasattr(error, "exit_code") or isinstance(error, (typer.Abort, BrokenPipeError)):
+                raise  # bad options, `Exit`, Ctrl-C: typer's to say
+            if self.debug and not (isinstance(error, Refusal) and error.__cause__ is None):
+                traceback.print_exception(error)
+            else:
+                report_error(*describe(error))
+            raise typer.Exit(code_of(error)) from error
+
+
+def code_of(error: Exception) -> int:
+    """The exit code that an error of a verb ends in.  `MosaicGpuError` itself is a launch that the driver refuses."""
+    if isinstance(error, Refusal):
+        return REFUSED
+    ours = find_ours(error)
+    if ours is None or type(ours) is MosaicGpuError or isinstance(ours, FOUND_AS_IT_RAN):
+        return FAILED
+    return REFUSED
 
 
 def describe(error: Exception) -> tuple[str, str]:
     """What kind of error, and the message for people.  What is not ours is a bug, and says where."""
+    if isinstance(error, Refusal):
+        return "refused", str(error)
     ours = find_ours(error)
     if ours is not None:
         return type(ours).__name__, str(ours)
@@ -81,7 +92,8 @@ def find_ours(error: BaseException) -> MosaicGpuError | None:
         from ..runtime.execute import last_report
         from ..runtime.jax_ffi import translate_error
 
-        return translate_error(error) or last_report()
+        report = last_report()  # perhaps of another call, long ago
+        return translate_error(error) or (report if report and report.message.split("\n")[0] in str(error) else None)
     return None
 
 

@@ -24,10 +24,12 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import MosaicGpuError, UnsupportedCall
+from ..frontend.trace import OUR_FOLDER
 from ..program import Program
+from ..runtime import execute
 from ..tune.space import config_class, config_from, generation_of
 from ..tune.workload import Attention, Matmul, dtype_name
-from .common import Refusal, kernel_dtype
+from .common import Refusal, find_ours, kernel_dtype, report_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +140,21 @@ def users_code(path: Path, what: str) -> Iterator[None]:
     except (Refusal, MosaicGpuError):
         raise
     except (Exception, SystemExit) as error:
-        folder = str(path.parent.resolve()) + os.sep
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(folder, f.filename)]
-        lines = [f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames][-3:]
+        ours = find_ours(error) if isinstance(error, Exception) else None
+        if ours is not None:  # inside jit JAX has wrapped it
+            raise ours.with_traceback(error.__traceback__) from error
+        lines = _lines_of(path, error)[-3:]
         if isinstance(error, SyntaxError) and error.filename:
             lines.append(f"\n  at {error.filename}:{error.lineno}")
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         raise Refusal(f"{what}: {type(error).__name__}: {message}{''.join(lines)}") from error
+
+
+def _lines_of(path: Path, error: BaseException) -> list[str]:
+    """The lines of the user's that led to an error."""
+    folder = str(path.parent.resolve()) + os.sep
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(folder, f.filename)]
+    return [f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames]
 
 
 def _is_in(folder: str, file: str) -> bool:
@@ -173,11 +183,23 @@ def load_object(path: Path, name: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickles in it look it up
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when Python runs it
+    before = execute.simulated.copy()
+    guard = 'Calls of kernels that the file itself makes belong under `if __name__ == "__main__":`'
     try:
         with users_code(path, f"{path} cannot be imported"):
             spec.loader.exec_module(module)
+    except MosaicGpuError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        traced = any(f.name == "__call__" and f.filename.startswith(OUR_FOLDER) for f in frames)
+        called_it = traced or execute.simulated != before
+        where = "".join(_lines_of(path, error)[-1:])
+        raise Refusal(
+            f"{path} was imported for {name}{where}\n{type(error).__name__}: {error}" + f"\n{guard}" * called_it
+        ) from error
     finally:
         sys.path.pop(0)
+    if called := execute.simulated - before:
+        report_error("note", f"{path} was imported for {name}, and called {', '.join(sorted(called))}. {guard}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]

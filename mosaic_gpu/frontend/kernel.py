@@ -14,15 +14,17 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
-from ..errors import OutOfBounds, UnsupportedCall
+from ..errors import MosaicGpuError, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
 from . import shard_map, transforms
+from .foreign import translated
 from .memory import RefType
 from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
+from .tracebacks import shortened
 
 UNSET: Any = object()
 
@@ -37,6 +39,7 @@ class Traced:
         self.out_avals = out_avals
         self.simulate = interpret is not None and interpret is not False
         self.simulator_params = interpret if isinstance(interpret, SimulatorParams) else None
+        self.batch: transforms.Batch | None = None
 
     def with_program(self, program: Program, out_avals: tuple[jax.core.ShapedArray, ...]) -> Traced:
         """The same call of another program."""
@@ -139,9 +142,12 @@ class _Kernel:
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))
         traced = self.traces.get(key)
-        if traced is None:
-            traced = self.traces[key] = self.trace(tree, avals, out_leaves)
-        results = call_p.bind(*shard_map.alike(leaves), traced=traced)
+        try:
+            if traced is None:
+                traced = self.traces[key] = self.trace(tree, avals, out_leaves)
+            results = call_p.bind(*shard_map.alike(leaves), traced=traced)
+        except MosaicGpuError as error:
+            raise shortened(error)  # noqa: B904  (it is the same error)
         return jax.tree.unflatten(out_tree, results)
 
     def program(self, *args: Any) -> Program:
@@ -202,21 +208,18 @@ class _Kernel:
             raise UnsupportedCall(
                 f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
                 raised_at(error, line),
-            ) from error
+            ) from None
         except jax.errors.TracerBoolConversionError as error:
             error.add_note(
-                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where."
+                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where, and take a "
+                "slice from there on with plgpu.ds(start, size)."
             )
             raise
-        except ValueError as error:
-            if str(error).startswith("Invalid dtype for `swap`"):
-                error.add_note("What is stored has the Ref's dtype: ref[...] = x.astype(ref.dtype).")
-            if not str(error).startswith("Out of bound"):  # JAX's own check of static slices
+        except (AttributeError, TypeError, ValueError) as error:
+            ours = translated(error, raised_at(error, line))
+            if ours is None:
                 raise
-            raise OutOfBounds(
-                f"{error} A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)",
-                raised_at(error, line),
-            ) from error
+            raise ours.with_traceback(error.__traceback__) from None  # the frames of the body
         tracer = Tracer()
         inputs = tuple(
             tracer.value_of_aval(v.aval, n)
@@ -275,17 +278,19 @@ def _impl(*args: Any, traced: Traced) -> list[Any]:
 call_p.def_impl(_impl)
 
 
-def _lower_simulator(*args: Any, traced: Traced) -> list[Any]:
-    from ..runtime import execute
+def _lowering(name: str) -> Any:
+    """The lowering that `execute` has under a name."""
 
-    return execute.simulator_call(traced, args)
+    def lower(*args: Any, traced: Traced) -> list[Any]:
+        from ..runtime import execute
+
+        try:
+            return list(getattr(execute, name)(traced, args))
+        except MosaicGpuError as error:
+            raise shortened(error)  # noqa: B904  (it is the same error)
+
+    return mlir.lower_fun(lower, multiple_results=True)
 
 
-def _lower_gpu(*args: Any, traced: Traced) -> list[Any]:
-    from ..runtime import execute
-
-    return execute.gpu_call(traced, args)
-
-
-mlir.register_lowering(call_p, mlir.lower_fun(_lower_simulator, multiple_results=True), platform="cpu")
-mlir.register_lowering(call_p, mlir.lower_fun(_lower_gpu, multiple_results=True), platform="cuda")
+mlir.register_lowering(call_p, _lowering("simulator_call"), platform="cpu")
+mlir.register_lowering(call_p, _lowering("gpu_call"), platform="cuda")

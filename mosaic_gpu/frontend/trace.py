@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import Line, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
-from ..ops.elementwise import ELEMENTWISE
+from ..ops.elementwise import ELEMENTWISE, FLOATS
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import key_of_constant
@@ -158,7 +158,7 @@ class Tracer:
         elif name in CALLS:
             inner = e.params.get(CALLS[name]) or e.params.get("jaxpr") or e.params.get("fun_jaxpr")
             self.bind(e.outvars, self.inline(inner, [self.read(v) for v in e.invars], out, line))
-        elif name in IDENTITY:
+        elif name in IDENTITY or (name == "convert_element_type" and self.keeps_dtype(e)):
             self.bind(e.outvars, [self.read(v) for v in e.invars])
         else:
             params = {
@@ -173,6 +173,11 @@ class Tracer:
             if results:
                 self.note_sum(name, inputs, results[0])
             out.append(Equation(name, inputs, results, plain(params), (), line))
+
+    def keeps_dtype(self, e: Any) -> bool:
+        """Whether a conversion only makes a weak type a strong one."""
+        x = self.read(e.invars[0])
+        return isinstance(x, Value) and x.dtype == dtype_name(e.outvars[0].aval.dtype)
 
     def place_in_grid(self, name: str, axis: int, line: Line | None) -> Operand:
         """What `program_id` or `num_programs` is in an inlined body."""
@@ -263,7 +268,8 @@ class Tracer:
             clipped = v.space.kind == "gmem" and position not in gone  # a tile may stick out of an array: TMA clips it
             if start.static and (start.const < 0 or (last >= size and not clipped) or (clipped and start.const > size)):
                 raise OutOfBounds(
-                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})",
+                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})"
+                    + ("; indices do not count from the end" if start.const < 0 else ""),
                     line,
                 )
         kept = [p for p in v.kept if p not in gone]
@@ -274,9 +280,11 @@ class Tracer:
         if isinstance(x, (int, np.integer)):
             return Affine(int(x))
         operand = self.read(x) if not isinstance(x, np.ndarray) else literal(x, x.dtype)
+        assert not isinstance(operand, View)
+        if operand.dtype == "bool" or operand.dtype in FLOATS:
+            raise UnsupportedCall(f"{operand} as an index: an index is a whole number", line)
         if isinstance(operand, Literal):
             return Affine(int(operand.value))
-        assert isinstance(operand, Value)
         if operand.shape:
             raise UnsupportedCall("an array as an index: use a loop over rows, or one index per copy", line)
         return self.sum_of(operand)

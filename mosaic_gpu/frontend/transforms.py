@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -11,23 +12,70 @@ import jax
 from jax.interpreters import ad, batching
 
 from ..errors import UnsupportedCall
-from ..program import Affine, DimIndex, Equation, Operand, Program, Region, Value, View, walk
+from ..program import Affine, DimIndex, Equation, Literal, Operand, Program, Region, Value, View, walk
+
+MOST_BLOCKS = 65535  # of an axis of the grid that is not the last
 
 
-def batched(program: Program, size: int, mapped: Sequence[bool]) -> Program:
-    """The program over arrays with one more dimension in front, block by block along a grid axis put in front.
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What vmaps around each other have made of a call: all their axes are one of the grid and one of each array, so that
+    arrays keep to the five dimensions that TMA has.
 
-    mapped: of each input and output, whether it has the new dimension.
+    base: the call without them.  sizes: of the axes, the outermost first; mapped: for each of them, which inputs and outputs
+    have it.
     """
-    index = Value(1 + _last_id(program), (), "int32")
-    at = DimIndex(Affine(0, ((index, 1),)), None)
-    wide = {
-        v.id: dataclasses.replace(v, shape=(size, *v.shape)) for v, m in zip(program.inputs, mapped, strict=True) if m
-    }
+
+    base: Any
+    sizes: tuple[int, ...]
+    mapped: tuple[tuple[bool, ...], ...]
+
+    def axes_of(self, i: int) -> tuple[int, ...]:
+        """The axes that an input or output has."""
+        return tuple(axis for axis, m in enumerate(self.mapped) if m[i])
+
+    def size_of(self, axes: Sequence[int]) -> int:
+        return math.prod(self.sizes[axis] for axis in axes)
+
+
+def batched(program: Program, batch: Batch) -> Program:
+    """The program over arrays whose batch axes are one dimension in front, block by block along a grid axis in front."""
+    number = _last_id(program)
+    equations: list[Equation] = []
+
+    def scalar(op: str, *operands: Operand, **params: Any) -> Value:
+        nonlocal number
+        number += 1
+        result = Value(number, (), "int32")
+        equations.append(Equation(op, operands, (result,), tuple(params.items()), (), program.line))
+        return result
+
+    block = scalar("program_id", axis=0)
+
+    @functools.cache
+    def place(axis: int) -> Value:
+        """Where along one of the axes this block is."""
+        below = batch.size_of(range(axis + 1, len(batch.sizes)))
+        x = scalar("div", block, Literal(below, "int32")) if below != 1 else block
+        return scalar("rem", x, Literal(batch.sizes[axis], "int32")) if axis else x
+
+    @functools.cache
+    def index(axes: tuple[int, ...]) -> DimIndex:
+        """Of an array that has these axes."""
+        if len(axes) == len(batch.sizes):
+            return DimIndex(Affine(0, ((block, 1),)), None)
+        terms = ((place(axis), batch.size_of(axes[i + 1 :])) for i, axis in enumerate(axes))
+        return DimIndex(Affine(0, tuple(terms)), None)
+
+    wide: dict[int, tuple[Value, DimIndex]] = {}
+    for i, v in enumerate(program.inputs):
+        if axes := batch.axes_of(i):
+            wide[v.id] = dataclasses.replace(v, shape=(batch.size_of(axes), *v.shape)), index(axes)
 
     def operand(o: Operand) -> Operand:
         if isinstance(o, View) and o.ref.id in wide:
-            return View(wide[o.ref.id], (at, *o.dims), o.permutation)
+            ref, at = wide[o.ref.id]
+            return View(ref, (at, *o.dims), o.permutation)
         return o
 
     def equation(e: Equation) -> Equation:
@@ -44,9 +92,9 @@ def batched(program: Program, size: int, mapped: Sequence[bool]) -> Program:
     name = next(n for i in range(len(taken) + 1) if (n := f"vmap{i or ''}") not in taken)
     return dataclasses.replace(
         program,
-        inputs=tuple(wide.get(v.id, v) for v in program.inputs),
-        body=(Equation("program_id", (), (index,), (("axis", 0),), (), program.line), *map(equation, program.body)),
-        grid=(size, *program.grid),
+        inputs=tuple(wide[v.id][0] if v.id in wide else v for v in program.inputs),
+        body=(*equations, *map(equation, program.body)),
+        grid=(batch.size_of(range(len(batch.sizes))), *program.grid),
         grid_names=(name, *names) if names else (),
     )
 
@@ -59,9 +107,12 @@ def _last_id(program: Program) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _batched(traced: Any, size: int, mapped: tuple[bool, ...]) -> Any:
-    outs = tuple(jax.core.ShapedArray((size, *a.shape), a.dtype) for a in traced.out_avals)
-    return traced.with_program(batched(traced.program, size, (*mapped, *[True] * len(outs))), outs)
+def _batched(batch: Batch) -> Any:
+    size = batch.size_of(range(len(batch.sizes)))
+    outs = tuple(jax.core.ShapedArray((size, *a.shape), a.dtype) for a in batch.base.out_avals)
+    traced = batch.base.with_program(batched(batch.base.program, batch), outs)
+    traced.batch = batch
+    return traced
 
 
 def register(call_p: Any) -> None:
@@ -74,9 +125,16 @@ def register(call_p: Any) -> None:
         for i in replaced:
             if dims[i] is None:
                 inputs[i] = jax.numpy.broadcast_to(inputs[i], (size, *inputs[i].shape))
-        mapped = tuple(d is not None or i in replaced for i, d in enumerate(dims))
-        results = call_p.bind(*inputs, traced=_batched(traced, size, mapped))
-        return results, [0] * len(results)
+        mapped = (*(d is not None or i in replaced for i, d in enumerate(dims)), *[True] * len(traced.out_avals))
+        batch = Batch(traced, (size,), (mapped,))
+        inner: Batch | None = traced.batch
+        if inner is not None and size * inner.size_of(range(len(inner.sizes))) <= MOST_BLOCKS:
+            batch = Batch(inner.base, (size, *inner.sizes), (mapped, *inner.mapped))
+            for i, x in enumerate(inputs):
+                if mapped[i] and inner.axes_of(i):
+                    inputs[i] = x.reshape(size * x.shape[1], *x.shape[2:])
+        results = call_p.bind(*inputs, traced=_batched(batch))
+        return [r.reshape(size, *a.shape) for r, a in zip(results, traced.out_avals, strict=True)], [0] * len(results)
 
     def differentiate(primals: Any, tangents: Any, *, traced: Any) -> NoReturn:
         raise UnsupportedCall(

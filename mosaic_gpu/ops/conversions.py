@@ -31,9 +31,8 @@ def _define(name: str, expression: Callable[[Equation], str], numpy: Callable[..
     @o.simulate
     def _(sim: Any, step: Any) -> None:
         e = step.equation
-        with np.errstate(all="ignore"):
-            result = numpy(e, *[sim.read(x) for x in e.operands])
-        sim.write(e.results[0], np.asarray(result).astype(numpy_dtype(e.results[0].dtype)))
+        x, dtype = numpy(e, *[sim.read(x) for x in e.operands]), numpy_dtype(e.results[0].dtype)
+        sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
 
     return o
 

@@ -15,11 +15,13 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
-from ..errors import Line, UnsupportedCall
+from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..frontend import shard_map
+from ..frontend.foreign import translated
 from ..frontend.memory import RefType
 from ..frontend.primitives import is_ref
-from ..frontend.trace import function_line
+from ..frontend.trace import function_line, raised_at
+from ..frontend.tracebacks import shortened
 from ..memory import GMEM_SPACE
 from ..simulator.params import SimulatorParams
 from . import backends, batching
@@ -140,8 +142,12 @@ class _PallasCall:
         functools.update_wrapper(self, body, updated=())
 
     def __call__(self, *args: Any) -> Any:
-        call, out_tree, operands = self.traced(*args)
-        return jax.tree.unflatten(out_tree, pallas_call_p.bind(*shard_map.alike(operands), call=call))
+        try:
+            call, out_tree, operands = self.traced(*args)
+            results = pallas_call_p.bind(*shard_map.alike(operands), call=call)
+        except MosaicGpuError as error:
+            raise shortened(error)  # noqa: B904  (it is the same error)
+        return jax.tree.unflatten(out_tree, results)
 
     def traced(self, *args: Any) -> tuple[Call, Any, list[Any]]:
         """The call for arguments, the tree of its results and the operands of the primitive."""
@@ -220,12 +226,15 @@ def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Se
     refs += [*(b.ref() for b in blocks), *(s.aval() for s in jax.tree.leaves(scratch, is_leaf=_is_type))]
     try:
         closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body)(*refs))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         from .lowering import memory_notes
 
+        ours = translated(error, raised_at(error, function_line(p.body)))
         for note in memory_notes(mapping):
-            error.add_note(note)
-        raise
+            (ours or error).add_note(note)
+        if ours is None:
+            raise
+        raise ours.with_traceback(error.__traceback__) from None  # the frames of the body
     captured = [c for c in closed.consts if np.ndim(c) or hasattr(c, "aval")]
     if captured:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import math
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mosaic_gpu")
 _last: list[MosaicGpuError] = []
+simulated: collections.Counter[str] = (
+    collections.Counter()
+)  # how often this process has simulated a kernel, by its name
 
 
 def last_report() -> MosaicGpuError | None:
@@ -71,9 +75,7 @@ def writes_nothing(traced: Traced) -> bool:
 def run(traced: Traced, args: Sequence[Any]) -> list[Any]:
     """Outside jit: the error class itself comes out."""
     platforms = {d.platform for x in args if isinstance(x, jax.Array) for d in x.devices()} or {jax.default_backend()}
-    if "gpu" in platforms or "cuda" in platforms:
-        if traced.simulate:
-            return [jax.numpy.asarray(o) for o in simulate(traced, *(np.asarray(x) for x in args))]
+    if not traced.simulate and ("gpu" in platforms or "cuda" in platforms):
         try:
             return list(_jitted(traced)(*args))
         except Exception as error:
@@ -81,6 +83,7 @@ def run(traced: Traced, args: Sequence[Any]) -> list[Any]:
             if ours is not None:
                 raise ours from error
             raise
+    _announce(traced)
     return [jax.numpy.asarray(o) for o in simulate(traced, *(np.asarray(x) for x in args))]
 
 
@@ -91,8 +94,14 @@ def _jitted(traced: Traced) -> Any:
     return jax.jit(lambda *a: call_p.bind(*a, traced=traced))
 
 
+def _announce(traced: Traced) -> None:
+    """Say once in a process that kernels are simulated, but not to who has asked for it (`interpret=`)."""
+    if not traced.simulate:
+        _say_once()
+
+
 @functools.cache
-def _announce() -> None:
+def _say_once() -> None:
     log.warning("mosaic_gpu: no GPU here, kernels run in the simulator")
 
 
@@ -100,6 +109,7 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
     """The kernel in the simulator, on NumPy arrays."""
     from ..simulator.machine import simulate as run_simulator
 
+    simulated[traced.program.name] += 1
     try:
         plan = plan_to_simulate(traced.program)
         if writes_nothing(traced):
@@ -113,8 +123,28 @@ def simulate(traced: Traced, *arrays: np.ndarray) -> list[np.ndarray]:
 
 def simulator_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     """The kernel as a callback, for a CPU lowering."""
-    _announce()
+    _announce(traced)
+    if not jax_ffi.can_report():
+        return _callback(traced, args)
     plan_to_simulate(traced.program)  # what the compiler refuses is refused when it is lowered
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
+
+    def call(*arrays: np.ndarray) -> list[np.ndarray]:
+        report = np.zeros(jax_ffi.REPORT_BYTES, np.uint8)
+        try:
+            return [report, *simulate(traced, *arrays)]
+        except MosaicGpuError as error:
+            text = f"{type(error).__name__}: {error}".encode()[: report.size - 1]
+            report[: len(text)] = np.frombuffer(text, np.uint8)
+            return [report, *(np.zeros(t.shape, t.dtype) for t in types)]
+
+    report, *outputs = jax.pure_callback(call, [jax.ShapeDtypeStruct((jax_ffi.REPORT_BYTES,), np.uint8), *types], *args)
+    return jax_ffi.simulated_call(report, outputs)
+
+
+def _callback(traced: Traced, args: Sequence[Any]) -> list[Any]:
+    """As `simulator_call` where there is nothing to hand a report on with: XLA wraps the exception, many frames of it."""
+    plan_to_simulate(traced.program)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
     return list(jax.pure_callback(lambda *a: simulate(traced, *a), types, *args))
 
@@ -122,7 +152,7 @@ def simulator_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
 def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     """The kernel compiled and launched, for a CUDA lowering."""
     if traced.simulate:
-        return simulator_call(traced, args)
+        return _callback(traced, args)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.out_avals]
     devices = device.gpu_devices()
     capability = device.compute_capability(devices[0]) if devices else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +14,20 @@ from mosaic_gpu import errors
 from mosaic_gpu.runtime import native
 from mosaic_gpu.runtime.launch_spec import BufferPointer, LaunchSpec, TensorMap, serialize
 
-__all__ = ["TARGET", "launch_call", "register", "register_cpu_test_target", "translate_error"]
+__all__ = [
+    "REPORT_BYTES",
+    "TARGET",
+    "can_report",
+    "launch_call",
+    "register",
+    "register_cpu_test_target",
+    "simulated_call",
+    "translate_error",
+]
 
 TARGET = "mosaic_gpu_launch"
+SIMULATED = "mosaic_gpu_simulated"
+REPORT_BYTES = 1 << 15  # of the longest report that leaves a jitted function whole
 
 _lock = threading.Lock()
 _registered: set[str] = set()
@@ -49,6 +61,28 @@ def _register(platform: str, prefix: str, stages: Sequence[str]) -> None:
         handlers = {stage: jax.ffi.pycapsule(native.address(f"mosaic_gpu_{prefix}_{stage}")) for stage in stages}
         jax.ffi.register_ffi_target(TARGET, handlers, platform=platform)
         _registered.add(platform)
+
+
+@functools.cache
+def can_report() -> bool:
+    """Whether `simulated_call` can be used: the launcher's library is there, which no other part of the simulator needs."""
+    try:
+        handler = jax.ffi.pycapsule(native.address(SIMULATED))
+    except (errors.ToolchainError, AttributeError):
+        return False
+    jax.ffi.register_ffi_target(SIMULATED, handler, platform="cpu")
+    return True
+
+
+def simulated_call(report: jax.Array, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """`outputs`, or the end of the execution if `report`, uint8[REPORT_BYTES], has text (up to a zero).
+
+    The error that a jitted function raises is then this text.  What a Python callback raises comes out with the frames of all
+    of JAX and the simulator in its text, and has been logged before.
+    """
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs]
+    call = jax.ffi.ffi_call(SIMULATED, types, input_output_aliases={i + 1: i for i in range(len(types))})
+    return list(call(report, *outputs))
 
 
 def launch_call(

@@ -5,7 +5,6 @@ A value is a whole logical array per warpgroup: how its elements spread over reg
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +28,10 @@ TURN_EVERY = 512  # steps after which a thread lets the others go on, so that po
 TURN_CHANCE = 0.2  # how likely it does so after each step, where the order of threads is random
 
 
-@functools.lru_cache(maxsize=4096)
 def literal(x: Literal) -> Array:
-    """A constant as an array of its shape."""
+    """A constant as an array of its shape, or a scalar."""
     value: Array = np.asarray(x.value).astype(numpy_dtype(x.dtype))
-    return np.broadcast_to(value, x.shape)
+    return np.broadcast_to(value, x.shape) if x.shape else value[()]
 
 
 class Core:
@@ -95,10 +93,14 @@ class Core:
 
     # ---- values -----------------------------------------------------------------------------------------------------
     def read(self, operand: Operand) -> Array:
-        if isinstance(operand, Literal):
-            return literal(operand)
-        assert isinstance(operand, Value)
-        return self.env[operand.id]
+        if isinstance(operand, Value):
+            return self.env[operand.id]
+        assert isinstance(operand, Literal)
+        constants = self.block.constants
+        found = constants.get(id(operand))
+        if found is None:
+            found = constants[id(operand)] = literal(operand)
+        return found
 
     def contracted(self, args: Sequence[Array]) -> Array | None:
         """This step's result if the compiler makes an fma of it and the product that it takes."""
@@ -115,7 +117,7 @@ class Core:
 
     def write(self, value: Value, x: Any) -> None:
         known = isinstance(x, (np.ndarray, np.generic))
-        self.env[value.id] = x if known else np.asarray(x).astype(numpy_dtype(value.dtype))
+        self.env[value.id] = x if known else numpy_dtype(value.dtype).type(x)
 
     def evaluate(self, a: Affine) -> int:
         total = a.const

@@ -90,6 +90,7 @@ class Machine:
         self.clusters: list[Shape] = list(itertools.product(*map(range, plan.program.grid)))
         self.inputs = {v.id: i for i, v in enumerate(plan.program.inputs)}
         self.operands_inside: set[tuple[int, int]] = set()  # (id of an operand, address) that have been checked
+        self.constants: dict[int, Array] = {}  # by the id of the literal, which the plan keeps
         self.report = Report() if params.report is not None else None
         self.meter = Meter(self.report) if self.report is not None else None
         self.tables: Tables | None = None
@@ -112,9 +113,10 @@ class Machine:
             self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, bool(read))
 
     def run(self, clusters: range) -> None:
-        """Run some of the clusters, one after the other."""
-        for number in clusters:
-            Cluster(self, self.clusters[number], number).run()
+        """Run some of the clusters, one after the other.  Integers wrap and floats overflow silently, as on the GPU."""
+        with np.errstate(all="ignore"):  # once, not around each of a million small operations
+            for number in clusters:
+                Cluster(self, self.clusters[number], number).run()
 
     def reset(self) -> None:
         """Forget what clusters have done to global memory, and what was noticed of it."""
@@ -160,6 +162,7 @@ class BlockState:
         self.grid, self.position, self.chance = cluster.grid, position, cluster.chance
         self.poison = machine.params.uninitialized == "nan"
         self.early, self.max_steps = machine.params.timing == "early", machine.params.max_steps
+        self.constants = machine.constants
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)

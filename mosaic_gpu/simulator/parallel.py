@@ -62,7 +62,7 @@ def run_grid(machine: Machine, inputs: list[Array]) -> None:
     """Run all clusters, in several processes where that is asked for or pays."""
     count = len(machine.clusters)
     asked = machine.params.processes
-    here = 0
+    here, soon = 0, 0
     # Without checks nobody knows who wrote what; sums and outputs that start with an input's values are made in one place.
     alone = not machine.params.checks or machine.added or machine.plan.program.aliases
     if not alone and count > 1 and asked != 1 and sys.executable:
@@ -70,11 +70,13 @@ def run_grid(machine: Machine, inputs: list[Array]) -> None:
         if asked is None:
             here, left = _probe(machine, processes)
             processes = min(processes, count - here)
-            if left * (1 - 1 / max(1, processes)) < (WARM if _pool.ready(processes) else COLD):
-                processes = 1
+            saved = left * (1 - 1 / max(1, processes))
+            if saved < (WARM if _pool.ready(processes) else COLD):
+                processes, soon = 1, processes if saved >= WARM else 0
         if processes > 1 and _spread(machine, inputs, here, processes):
             return
     machine.run(range(here, count))
+    _pool.start(soon)  # the next simulation finds them ready
 
 
 def _cores() -> int:
@@ -195,16 +197,27 @@ class Pool:
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            if self.owner != os.getpid():  # a fork's pipes are its parent's
-                self.workers, self.owner = [], os.getpid()
-            while len(self.workers) < processes:
-                self.workers.append(_Worker())
+            self._fill(processes)
             return self._run(job, ranges, self.workers[:processes])
         except BaseException:
             self.close()  # also Ctrl-C: what they are at is of no use to anybody
             raise
         finally:
             self.lock.release()
+
+    def start(self, processes: int) -> None:
+        """Start so many and do not wait for them."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._fill(processes)
+            finally:
+                self.lock.release()
+
+    def _fill(self, processes: int) -> None:
+        if self.owner != os.getpid():  # a fork's pipes are its parent's
+            self.workers, self.owner = [], os.getpid()
+        while len(self.workers) < processes:
+            self.workers.append(_Worker())
 
     def _run(self, job: bytes, ranges: list[range], workers: list[_Worker]) -> list[Outcome] | None:
         found: dict[int, Outcome] = {}

@@ -72,11 +72,10 @@ def gather(
 ) -> Array:
     """The operand [mn, k] as numbers that hold its values exactly.  name: what messages call its buffer."""
     index = operand_index(operand, base, rows, mn_major, tcgen05)
-    if (index.max() + 1) * operand.itemsize > shared.data.size:
-        end = (int(index.max()) + 1) * operand.itemsize
+    key = (id(operand), base, rows, mn_major)
+    if key not in shared.known and (end := (int(index.max()) + 1) * operand.itemsize) > shared.data.size:
         raise OutOfBounds(f"an MMA operand reaches byte {end} of {shared.nbytes} bytes of shared memory")
     what = ("tcgen05_mma" if tcgen05 else "wgmma") + (f", operand {name}" if name else "")
-    key = (id(operand), base, rows, mn_major)
     return exact(shared.read(index, operand.itemsize, lambda: what, key), dtype)
 
 
@@ -125,18 +124,17 @@ def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: s
     float32: one sum over all of K, as the hardware's order is not specified.  float16: rounded after each instruction.
     int32: exact, wraps.
     """
-    with np.errstate(all="ignore"):
-        if acc_type == "int32":
-            total = matmul(a, b.T).astype(np.int64) + (0 if acc is None else acc)
-            return total.astype(np.int32)
-        if acc_type == "float32":
-            product = matmul(a, b.T)
-            return product if acc is None else np.add(acc, product, dtype=np.float32)
-        for k in range(0, a.shape[1], k_step):
-            product = a[:, k : k + k_step] @ b[:, k : k + k_step].T
-            acc = (product if acc is None else product + acc.astype(np.float32)).astype(np.float16)
-        assert acc is not None
-        return acc
+    if acc_type == "int32":
+        total = matmul(a, b.T).astype(np.int64) + (0 if acc is None else acc)
+        return total.astype(np.int32)
+    if acc_type == "float32":
+        product = matmul(a, b.T)
+        return product if acc is None else np.add(acc, product, dtype=np.float32)
+    for k in range(0, a.shape[1], k_step):
+        product = a[:, k : k + k_step] @ b[:, k : k + k_step].T
+        acc = (product if acc is None else product + acc.astype(np.float32)).astype(np.float16)
+    assert acc is not None
+    return acc
 
 
 # ---- accumulators of wgmma ------------------------------------------------------------------------------------------

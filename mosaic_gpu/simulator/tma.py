@@ -21,7 +21,7 @@ from ..plan.tma import tensor_map_arguments
 from .barriers import MBarrier
 from .clocks import Rows
 from .global_shadow import GlobalShadow, Part
-from .memory import Array, GlobalArray, SharedMemory, strided_part
+from .memory import CHUNK, Array, GlobalArray, SharedMemory, strided_part
 from .scheduler import Blocked, Steps
 
 
@@ -117,7 +117,7 @@ class TmaEngine:
     def _load(self, copy: Load) -> None:
         data = read_box(self.arrays[copy.map.input], copy.map, copy.coordinates)
         chunks = chunk_index(copy.address, data.nbytes, copy.map.swizzle)
-        raw = data.reshape(-1).view(np.uint8).reshape(-1, 16)
+        raw = data.reshape(-1).view(CHUNK)
         key = ("box", copy.address, data.nbytes, copy.map.swizzle)
         for shared, barrier in copy.destinations:
             shared.write_chunks(chunks, raw, key)
@@ -129,7 +129,7 @@ class TmaEngine:
         chunks = chunk_index(copy.address, box_bytes(m), m.swizzle)
         if not self.shared.chunk_marks[chunks].all():
             raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
-        data = self.shared.chunks[chunks].reshape(-1).view(self.arrays[m.input].data.dtype)
+        data = self.shared.chunks[chunks].view(self.arrays[m.input].data.dtype)
         return data.reshape(m.box[::-1])
 
     def _write_global(self, copy: Store, data: Array) -> None:

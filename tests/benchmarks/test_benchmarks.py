@@ -116,7 +116,7 @@ def test_simulator_small(capsys):
     ]
     for r in rows:
         if r["who"].startswith("ours"):
-            assert r["first_seconds"] == r["later_seconds"] == 0.5 and r["error"] < 5e-3
+            assert r["first_seconds"] == r["later_seconds"] == r["best_seconds"] == 0.5 and r["error"] < 5e-3
         else:
             assert "no GPU interpret mode" in r["message"] or r["error"] < 5e-3
     assert simulator.report(rows).count("\n") == 7

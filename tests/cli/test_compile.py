@@ -122,8 +122,8 @@ def test_errors_have_a_line_and_no_traceback(verb, tmp_path):
         "    o[...] = jax.lax.digamma(x[...])\n"
     )
     result = verb("compile", f"{wrong}:kernel", "--arg", "f32[128,64]", "--out", tmp_path / "out")
-    assert result.exit_code == 1 and "UnsupportedPrimitive" in result.stderr
+    assert result.exit_code == 2 and "UnsupportedPrimitive" in result.stderr
     assert f"{wrong}:4" in result.stderr and "Traceback" not in result.stderr
     debug = verb("compile", "--debug", f"{wrong}:kernel", "--arg", "f32[128,64]", "--out", tmp_path / "out")
-    assert debug.exit_code == 1 and type(debug.exception).__name__ == "UnsupportedPrimitive"
+    assert debug.exit_code == 2 and "Traceback" in debug.stderr and "UnsupportedPrimitive" in debug.stderr
     assert not (tmp_path / "out").exists()

@@ -263,7 +263,7 @@ def test_compile_without_a_gpu_and_time_it_elsewhere(verb, host, folders, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "conv"], "a kernel to tune is attention, matmul or FILE.py:NAME, not 'conv'"),
+        (["run", "conv"], "a kernel to tune is attention, attention_backward, matmul or FILE.py:NAME, not 'conv'"),
         (["run", "nowhere.py:K"], "there is no file"),
         (["run", FAKE], "has no usual shapes: give --shape, such as m128n128"),
         (["run", f"{FAKES}:Nothing", "--shape", "m1n1"], "has no Tunable 'Nothing'; it has Fake"),

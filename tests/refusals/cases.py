@@ -101,6 +101,15 @@ case(
     scratch=[smem(64, 32), BAR],
 )
 case("a static index outside", lambda s: s.at[-1][...], scratch=[smem(8, 64, 32)])
+case("a store of another shape", lambda a, b: b.__setitem__(..., a[:2]), x(4, 128), out=o(4, 128))
+case("a store of a scalar", lambda b: b.__setitem__(..., 1.0), out=o(4, 128))
+case("a store of another dtype", lambda a, b: b.__setitem__(..., a[...].astype(BF)), x(4, 128), out=o(4, 128))
+case("more indices than dimensions", lambda a, b: b.__setitem__(0, a[0, 0]), x(8), out=o(8))
+case("a step back", lambda a, b: b.__setitem__(..., a[::-1]), x(8), out=o(8))
+case("an index of floats", lambda a, b: b.__setitem__(0, a[a[0]]), x(8), out=o(8))
+case("a flag as an index", lambda a, b: b.__setitem__(0, a[True]), x(8), out=o(8))
+case("a Ref as an operand", lambda a, b: b.__setitem__(..., a + 1), x(8), out=o(8))
+case("a Ref as an argument of jnp", lambda a, b: b.__setitem__(0, jnp.sum(a)), x(8), out=o(8))
 case("a reshaped view", lambda s: s.reshape((64, 4))[...], scratch=[smem(8, 32)])
 case(
     "an array as an index",

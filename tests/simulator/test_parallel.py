@@ -160,6 +160,7 @@ def test_while_the_workers_are_busy_it_runs_here() -> None:
 def test_only_where_it_pays(spread: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for()
     monkeypatch.setattr(parallel, "_cores", lambda: 2)
+    monkeypatch.setattr(parallel, "WARM", parallel.COLD)  # a busy machine may take longer than a tenth of a second
     simulate(plan, [X])
     assert not spread  # some milliseconds
     monkeypatch.setattr(parallel, "COLD", 0.0)
@@ -172,6 +173,26 @@ def test_only_where_it_pays(spread: list[bool], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(parallel, "_cores", lambda: 1)
     simulate(plan, [X])
     assert not spread
+
+
+def test_workers_are_started_for_the_next_simulation(spread: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would pay if they were there, but not to wait for them, runs in one process and starts them."""
+    plan, pool = plan_for(), parallel.Pool()
+    monkeypatch.setattr(parallel, "_pool", pool)
+    monkeypatch.setattr(parallel, "_cores", lambda: 2)
+    monkeypatch.setattr(parallel, "PROBE", 1e-9)
+    monkeypatch.setattr(parallel, "COLD", 1e9)
+    try:
+        monkeypatch.setattr(parallel, "WARM", 1e9)
+        simulate(plan, [X])
+        assert not spread and not pool.workers
+        monkeypatch.setattr(parallel, "WARM", 0.0)
+        simulate(plan, [X])
+        assert not spread and len(pool.workers) == 2
+        (y,) = simulate(plan, [X])
+        assert spread and (y == 2 * X).all()
+    finally:
+        pool.close()
 
 
 SCRIPT = """

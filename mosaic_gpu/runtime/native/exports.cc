@@ -1,7 +1,8 @@
 // What the library offers, as plain C symbols: Python loads it with ctypes, so one build serves every Python version.
 //
 // Two ways in.  XLA FFI handlers, for JAX: state made once per call site of an executable, loading ahead of execution,
-// launching on XLA's stream.  And mosaic_gpu_launcher_*, for PyTorch and stand-alone use.
+// launching on XLA's stream.  And mosaic_gpu_launcher_*, for PyTorch and stand-alone use.  Besides, the handler through which
+// the simulator's reports leave a jitted function.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -103,6 +104,23 @@ ffi::Error ExecuteOnCpu(CpuTestState* state, ffi::RemainingArgs arguments, ffi::
   return Launch(nullptr, state->launcher.get(), arguments, results);
 }
 
+// Ends an execution with the simulator's report, if there is one (bytes up to a zero); else passes the results on, which
+// XLA has put in the arguments' place.
+ffi::Error Simulated(ffi::Buffer<ffi::U8> report, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  const auto* text = reinterpret_cast<const char*>(report.typed_data());
+  const size_t size = strnlen(text, report.element_count());
+  if (size > 0) return ffi::Error(ffi::ErrorCode::kAborted, std::string(text, size));
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto from = arguments.get<ffi::AnyBuffer>(i);
+    auto to = results.get<ffi::AnyBuffer>(i);
+    if (!from || !to) return ffi::Error::Internal("simulated: as many results as arguments");
+    if (from->untyped_data() != (*to)->untyped_data()) {
+      std::memcpy((*to)->untyped_data(), from->untyped_data(), from->size_bytes());
+    }
+  }
+  return ffi::Error::Success();
+}
+
 int Report(const Status& status, char* message, size_t capacity) {
   if (status.ok()) return 0;
   if (capacity > 0) {
@@ -147,6 +165,12 @@ MOSAIC_GPU_HANDLER(mosaic_gpu_cpu_test_execute, mosaic_gpu::ExecuteOnCpu,
                        .RemainingArgs()
                        .RemainingRets()
                        .Attrs())
+
+MOSAIC_GPU_HANDLER(mosaic_gpu_simulated, mosaic_gpu::Simulated,
+                   xla::ffi::Ffi::Bind()
+                       .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
+                       .RemainingArgs()
+                       .RemainingRets())
 
 MOSAIC_GPU_EXPORT void* mosaic_gpu_cuda_type_id() { return &mosaic_gpu::CudaState::id; }
 MOSAIC_GPU_EXPORT void* mosaic_gpu_cuda_type_info() { return &mosaic_gpu::CudaState::info; }

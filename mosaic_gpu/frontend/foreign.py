@@ -1,0 +1,60 @@
+"""What JAX itself refuses of a Ref while a body is traced, in our words: the line, the shapes, the way out.
+
+JAX has no classes for these errors, so they are told by their text; the tests hold it against every JAX that we run with.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UnsupportedCall
+
+_TUPLE = r"(\([^)]*\))"
+SHAPE = re.compile(
+    rf"Invalid shape for `(\w+)`\. Ref shape: {_TUPLE}\. Expected shape: {_TUPLE}\. Value shape: {_TUPLE}"
+)
+DTYPE = re.compile(r"Invalid dtype for `(\w+)`\. Ref dtype: (\w+)\. Value dtype: (\w+)")
+RANK = re.compile(rf"`indices` must not be longer than `shape`: indices=(.*), shape={_TUPLE}", re.S)
+STEP = re.compile("slice must have a step|slice step cannot be zero")
+REF_AS_ARRAY = re.compile(
+    r"'AbstractRef' object has no attribute|requires ndarray or scalar arguments, got <class '[\w.]*Tracer'>"
+    r"|got a Ref of type .* where an array is expected"
+)
+DOES = {"swap": "is stored to", "addupdate": "is added to"}
+
+
+def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
+    """The error of ours for one of JAX's, at `line`; None for any other."""
+    text = str(error)
+    if found := SHAPE.search(text):
+        what, ref, part, value = found.groups()
+        x = "a scalar" if value == "()" else f"an array of shape {value}"
+        place = f"a Ref of shape {ref}" if ref == part else f"a part of shape {part} of a Ref of shape {ref}"
+        return IllegalInstruction(
+            f"{x} {DOES.get(what, 'goes to')} {place}: nothing is broadcast or cut on the way. Make it an array of shape {part} "
+            f"(jnp.full, jnp.broadcast_to, reshape), or store to a part of shape {value} (ref[plgpu.ds(start, size)] = x)",
+            line,
+        )
+    if found := DTYPE.search(text):
+        what, ref, value = found.groups()
+        return IllegalInstruction(
+            f"{value} {DOES.get(what, 'goes to')} a Ref of {ref}: memory has one dtype, nothing is converted on the way. Convert "
+            "it: ref[...] = x.astype(ref.dtype)",
+            line,
+        )
+    if found := RANK.search(text):
+        return OutOfBounds(
+            f"more indices than dimensions: {found[1]} for a Ref of shape {found[2]}; ref.shape says how many there are, "
+            "ref[...] takes all of it",
+            line,
+        )
+    if text.startswith("Out of bound"):  # JAX's own check of static slices
+        return OutOfBounds(
+            f"{text} A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)",
+            line,
+        )
+    if STEP.search(text):
+        return UnsupportedCall(f"{text}: a Ref is read and written upwards. Turn the array around: jnp.flip", line)
+    if REF_AS_ARRAY.search(text):
+        return UnsupportedCall("a Ref is used as an array: read it first, ref[...]", line)
+    return None

@@ -1,0 +1,104 @@
+"""What JAX refuses of a Ref comes out in our words: the class, the line of the user's, both shapes, the way out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.errors import IllegalInstruction, MosaicGpuError, OutOfBounds, UnsupportedCall
+
+F = jnp.float32
+
+
+def run(body: Callable[..., None], make: str = "kernel") -> Any:
+    shape = jax.ShapeDtypeStruct((4, 128), F)
+    if make == "kernel":
+        return plgpu.kernel(body, shape, interpret=True)(np.ones((4, 128), np.float32))
+    return plgpu.pallas_call(body, shape, interpret=True)(np.ones((4, 128), np.float32))
+
+
+def stores_rows(x, o):
+    o[...] = x[:2]  # here
+
+
+def stores_to_a_part(x, o):
+    o[plgpu.ds(1, 2)] = x[...]  # here
+
+
+def stores_an_array_to_an_element(x, o):
+    o[0, 0] = x[0]  # here
+
+
+def swaps(x, o):
+    jax.ref.swap(o, ..., x[0])  # here
+
+
+def adds(x, o):
+    jax.ref.addupdate(o, ..., x[:3])  # here
+
+
+def of_another_dtype(x, o):
+    o[...] = x[...].astype(jnp.int32)  # here
+
+
+def three_indices(x, o):
+    o[...] = x[0, 0, 0]  # here
+
+
+def backwards(x, o):
+    o[...] = x[::-1]  # here
+
+
+def arithmetic(x, o):
+    o[...] = x + 1  # here
+
+
+def given_to_jnp(x, o):
+    o[0, 0] = jnp.max(x)  # here
+
+
+CASES = [
+    (stores_rows, IllegalInstruction, ("(2, 128) is stored to a Ref of shape (4, 128)", "jnp.broadcast_to")),
+    (
+        stores_to_a_part,
+        IllegalInstruction,
+        ("(4, 128) is stored to a part of shape (2, 128) of a Ref of shape (4, 128)",),
+    ),
+    (stores_an_array_to_an_element, IllegalInstruction, ("(128,) is stored to a part of shape ()", "(4, 128)")),
+    (swaps, IllegalInstruction, ("(128,) is stored to", "(4, 128)")),
+    (adds, IllegalInstruction, ("(3, 128) is added to", "(4, 128)")),
+    (of_another_dtype, IllegalInstruction, ("int32 is stored to a Ref of float32", "x.astype(ref.dtype)")),
+    (three_indices, OutOfBounds, ("(0, 0, 0)", "(4, 128)")),
+    (backwards, UnsupportedCall, ("-1", "jnp.flip")),
+    (arithmetic, UnsupportedCall, ("ref[...]",)),
+    (given_to_jnp, UnsupportedCall, ("ref[...]",)),
+]
+
+
+@pytest.mark.parametrize("make", ["kernel", "pallas_call"])
+@pytest.mark.parametrize(("body", "kind", "words"), CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_in_our_words(body: Callable[..., None], kind: type[MosaicGpuError], words: tuple[str, ...], make: str) -> None:
+    with pytest.raises(kind) as e:
+        run(body, make)
+    assert type(e.value) is kind and all(w in e.value.message for w in words), e.value.message
+    lines, first = inspect.getsourcelines(body)
+    here = first + next(i for i, text in enumerate(lines) if text.endswith("# here\n"))
+    assert e.value.line is not None and (e.value.line.file, e.value.line.number) == (__file__, here)
+    assert e.value.__cause__ is None and e.value.__suppress_context__  # JAX's own text would say it again
+
+
+@pytest.mark.parametrize("make", ["kernel", "pallas_call"])
+def test_other_errors_come_out_as_they_are(make: str) -> None:
+    def body(x, o):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError) as e:
+        run(body, make)
+    assert type(e.value) is ValueError and str(e.value) == "mine"
