@@ -79,7 +79,9 @@ def attention(
         c = choose_config(*arrays, causal) if config is None else config
         if isinstance(c, sm90.AttentionConfig):
             dispatch.match_generation(c, arch)
-            call = attention_gradient.Call(c, backward_config, causal, scale, return_lse, deterministic)
+            call = attention_gradient.Call(
+                c, backward_config, causal, scale, return_lse, deterministic, chosen=config is None
+            )
             return attention_gradient.attend(call, *arrays)
         if isinstance(c, Sm100Config):
             dispatch.match_generation(c, arch)

@@ -22,7 +22,7 @@ Arrays = tuple[jax.Array, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What a call of attention fixes besides its arrays."""
+    """What a call of attention fixes besides its arrays.  chosen: the config is no argument, but what dispatch found."""
 
     config: forward.AttentionConfig
     backward_config: AttentionBackwardConfig | None
@@ -30,6 +30,7 @@ class Call:
     scale: float
     return_lse: bool
     deterministic: bool
+    chosen: bool = False
 
 
 def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
@@ -48,9 +49,10 @@ def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
-    return forward.attention(
-        q, k, v, config=call.config, causal=call.causal, scale=call.scale, return_lse=call.return_lse
-    )
+    config = call.config
+    if call.chosen and call.return_lse:  # sums of rounded probabilities are for outputs, which are rounded as well
+        config = dataclasses.replace(config, sum_by_product=False)
+    return forward.attention(q, k, v, config=config, causal=call.causal, scale=call.scale, return_lse=call.return_lse)
 
 
 def _forward(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[Arrays, Arrays]:

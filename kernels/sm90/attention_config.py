@@ -12,6 +12,7 @@ HEAD_DIMS = range(16, 257, 16)
 ROWS = 64  # query rows of a compute warpgroup
 SHARED_LIMIT = 232_448  # bytes
 POOL = {2: 504, 3: 512, 4: 480}  # registers that a block has for one thread of each of its warpgroups
+SHORT = 1024  # queries
 ONES = 8  # columns that sum the rows of P: the fewest by which a product can be wider
 
 
@@ -29,7 +30,8 @@ class AttentionConfig(Config):
     None: if it fits.
     q_in_registers: Q is read from shared memory once a tile instead of by every product.
     sum_by_product: eight columns of ones beside V make the tensor cores add up the rows of P, rounded to 16 bits as they
-    are (the log-sum-exp is then off by up to 2^-9, the output is not); else the softmax adds them up in float32.
+    are (the log-sum-exp is then off by up to 2^-9, the output is not); else the softmax adds them up in float32.  A config
+    that was not passed in is used without it where the log-sum-exp is asked for, as gradients do.
     """
 
     generation: ClassVar[str] = "sm90"
@@ -131,13 +133,28 @@ def chunk(columns: int) -> int:
     return next(n for n in (64, 32, 16) if columns % n == 0)
 
 
-def default_config(head_dim: int, value_dim: int | None = None) -> AttentionConfig:
-    """What runs when nothing was tuned: at head dims 64, 128 and 256 measured to be right and fast (docs/performance.md)."""
-    widest = max(head_dim, value_dim or head_dim)
-    if widest <= 64:
-        return AttentionConfig(compute_warpgroups=3, compute_registers=160, memory_registers=32)
+def default_config(
+    head_dim: int, value_dim: int | None = None, length: int | None = None, causal: bool = False
+) -> AttentionConfig:
+    """What runs when nothing was tuned: at head dims 64, 96, 128 and 256 the fastest on an H200 (docs/performance.md).
+
+    length: of the queries, None for a long one.
+    """
+    value_dim = value_dim or head_dim
+    widest = max(head_dim, value_dim)
+    if widest <= 64 and (length is None or length > SHORT):
+        return AttentionConfig(compute_warpgroups=3, compute_registers=160, memory_registers=32, sum_by_product=True)
+    if widest <= 64 and not causal:  # tiles of 256 rows: a tile's start and end weigh as much as its few key blocks
+        return AttentionConfig(
+            block_kv=64,
+            num_stages=4,
+            compute_warpgroups=4,
+            compute_registers=112,
+            memory_registers=32,
+            sum_by_product=True,
+        )
     if widest <= 128:
-        return AttentionConfig(q_in_registers=True)
-    if widest <= 192 and (value_dim or head_dim) <= 128:
+        return AttentionConfig(q_in_registers=True, sum_by_product=True)
+    if widest <= 192 and value_dim <= 128:
         return AttentionConfig()
     return AttentionConfig(block_kv=64)

@@ -91,9 +91,10 @@ class AttentionTunable(Tunable):
         return float(lengths + 2.0 * (a["causal"] != b["causal"]) + 0.25 * (a["dtype"] != b["dtype"]))
 
     def default(self, w: Attention) -> Any:
-        """Of the head dim."""
-        dims = (w.head_dim, w.value_dim) if self.generation == "sm90" else (w.head_dim,)
-        return default_config("attention", self.generation, *dims)
+        """Of the head dims and, on Hopper, the length."""
+        if self.generation != "sm90":
+            return default_config("attention", self.generation, w.head_dim)
+        return default_config("attention", self.generation, w.head_dim, w.value_dim, length=w.length, causal=w.causal)
 
     def fits(self, w: Attention, config: Any) -> None:
         """Shared memory and registers at this head dim."""

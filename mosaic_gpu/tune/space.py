@@ -63,8 +63,8 @@ def config_from(kernel: str, generation: str, data: Mapping[str, Any]) -> Any:
     return config_class(kernel, generation).from_json({"generation": generation, "kernel": kernel, **data})
 
 
-def default_config(kernel: str, generation: str, *dims: int) -> Any:
-    """What runs where nothing was tuned.  dims: of attention's heads, that of V last."""
+def default_config(kernel: str, generation: str, *dims: int, **call: Any) -> Any:
+    """What runs where nothing was tuned.  dims: of attention's heads, that of V last; call: what else the default looks at."""
     made = config_class(kernel, generation)
     module = importlib.import_module(made.__module__)
-    return module.default_config(*dims) if hasattr(module, "default_config") else made()
+    return module.default_config(*dims, **call) if hasattr(module, "default_config") else made()

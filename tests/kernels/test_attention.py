@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -282,10 +283,9 @@ def test_the_dispatcher_goes_by_type(monkeypatch):
 
 def test_default_configs(monkeypatch):
     """By the device's generation, and every default fits its head dim."""
-    for d in sm90.HEAD_DIMS:
-        for dv in sm90.HEAD_DIMS:
-            sm90.default_config(d, dv).check(d, dv)
-    assert dispatcher.choose_config(X, X, X, False) == sm90.default_config(64)
+    for d, dv, length, causal in itertools.product(sm90.HEAD_DIMS, sm90.HEAD_DIMS, (512, None), (False, True)):
+        sm90.default_config(d, dv, length, causal).check(d, dv)
+    assert dispatcher.choose_config(X, X, X, False) == sm90.default_config(64, length=X.shape[1])
     monkeypatch.setattr(dispatcher, "default_arch", lambda: "sm_100a")
     assert isinstance(dispatcher.choose_config(X, X, X, False), Sm100Config)
 
@@ -376,3 +376,15 @@ def test_the_config_knows_its_shared_memory(plan_of):
         c = sm90.default_config(d, dv)
         for config in (c, dataclasses.replace(c, block_kv=64, sum_by_product=dv < 256)):
             assert abs(plan_of(d=d, dv=dv, config=config).shared_bytes - config.shared_bytes(d, dv)) < 1024
+
+
+def test_the_log_sum_exp_is_exact_unless_a_config_asks_otherwise():
+    """The default sums rounded probabilities by a product; whoever wants the log-sum-exp gets float32 sums."""
+    q, k, v = (jnp.asarray(np.random.default_rng(i).standard_normal((1, 96, 1, 64)), BF) for i in range(3))
+    exact = reference.attention(q, k, v)[1]
+    default = sm90.default_config(64, length=96)
+    assert default.sum_by_product
+    errors = [
+        np.abs(np.asarray(attention(q, k, v, return_lse=True, config=c)[1]) - exact).max() for c in (None, default)
+    ]
+    assert errors[0] < 1e-5 < errors[1] < 2**-8
