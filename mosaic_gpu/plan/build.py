@@ -147,8 +147,9 @@ def build_plan(program: Program, arch: str) -> Plan:
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
+    fresh = in_flight.unused_ids(*(s.equations for s in splits))
     for s in splits:
-        result = in_flight.resolve(s.equations)
+        result = in_flight.resolve(s.equations, fresh)
         notes += result.notes
         resolved.append((s, result.equations))
     names = [_name(s, program) for s in splits]

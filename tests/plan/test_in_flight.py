@@ -33,7 +33,7 @@ def resolve(program):
         p = program(
             body, jax.ShapeDtypeStruct((64, 64), BF), out=jax.ShapeDtypeStruct((64, 64), F), scratch_types=B, **options
         )
-        result = in_flight.resolve(p.body)
+        result = in_flight.resolve(p.body, in_flight.unused_ids(p.body))
         (e,) = [e for e in result.equations if e.op == "run_scoped"]
         return e.regions[0].equations, result.notes
 
@@ -353,7 +353,7 @@ def test_a_carried_tile_is_released(resolve):
 
 def test_roles_without_products_are_left_alone(program, array):
     p = program(lambda x, o: o.__setitem__(0, x[0]), array(8), out=array(8))
-    assert in_flight.resolve(p.body).equations == p.body
+    assert in_flight.resolve(p.body, in_flight.unused_ids(p.body)).equations == p.body
 
 
 def test_a_tile_made_anew_in_every_step_waits_for_the_product_that_reads_the_last(resolve):

@@ -14,6 +14,7 @@ import numpy as np
 from mosaic_gpu.kernels.sm90 import attention as attention90
 from mosaic_gpu.kernels.sm90 import attention_backward as backward90
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm90.attention_backward_work import Build
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
@@ -215,9 +216,8 @@ def attention_backward() -> Any:
     table = key_tile_table(1, 1, t, 1, 128, False)
     arrays = table, q, k, v, do, -lse / np.log(2), delta, np.zeros(total.shape)
     arrays = tuple(x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays)
-    kernel = backward90._main(
-        1, 1, t, d, d, len(table), np.dtype(BF16), config, False, d**-0.5, True, True, total.shape
-    )
+    build = Build(d, d, np.dtype(BF16), config, False, d**-0.5, True)
+    kernel = backward90._main(1, 1, t, len(table), build, total.shape)
     return kernel, "sm_90a", arrays, (dv[None, :, None], dk[None, :, None], total), BACKWARD_NAMES
 
 
