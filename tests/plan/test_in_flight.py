@@ -409,16 +409,7 @@ def test_new_values_have_ids_of_their_own_in_all_roles(plan):
 
         @plgpu.when(wg == 0)
         def _():
-            def scope(acc):
-                def step(i, tile):
-                    plgpu.wgmma(acc, tile, b)
-                    new = (b[...].astype(jnp.float32) * i).astype(BF)
-                    plgpu.wgmma_wait(0)
-                    return new
-
-                lax.fori_loop(0, plgpu.dim_size(x, 0), step, b[...])
-                return acc[...]
-
+            scope = functools.partial(tile_loop, x, b, order="stuck")
             o[...] = plgpu.run_scoped(scope, ACC).astype(o.dtype)
 
         @plgpu.when(wg == 1)
