@@ -5,7 +5,7 @@ summed up.  The main kernel has a block for every 128 keys (64 at large head dim
 heads that share them, so that dK and dV stay in registers.  One thread issues the copies, two warpgroups compute, a fourth one
 makes dQ.  Scores are computed transposed, (keys, queries), as their accumulators are then the A operands of dV += P^T dO and
 dK += dS^T Q.  dS goes on through shared memory; dQ = dS K is added to global memory in float32 by TMA, in the order of the
-registers.  `postprocess` scales and rounds it.
+registers.  `postprocess` scales and rounds it.  Each may begin while the one before still runs, for whose end it waits.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def _preprocess(
     def body(out: Any, d_out: Any, lse: Any, *rest: Any) -> None:
         d_lse, nlse, delta, *dq_sum = rest if with_d_lse else (None, *rest)
         batch, head, block = (lax.axis_index(n) for n in ("batch", "head", "block"))
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
         rows = plgpu.ds(block * ROWS, ROWS)
         by_row = plgpu.Layout.WGMMA.reduce(1)
 
@@ -129,6 +131,8 @@ def _postprocess(b: int, s: int, h: int, d: int, dtype: Any, c: AttentionBackwar
 
     def body(dq_sum: Any, dq: Any, tile: Any) -> None:
         batch, head, block = (lax.axis_index(n) for n in ("batch", "head", "block"))
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
         blocks = plgpu.cdiv(plgpu.dim_size(dq, 1), c.block_q) * (c.block_q // ROWS)
         place = (batch * plgpu.dim_size(dq, 2) + head) * blocks + block
         for i in range(parts):
@@ -174,6 +178,9 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
 
         def work() -> Work:
             return Work(build, table, q, k)
+
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
 
         @plgpu.when(wg == memory_wg)
         def _() -> None:

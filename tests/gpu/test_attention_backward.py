@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.cubin_cache import compile_count
-from mosaic_gpu.kernels import reference
+from mosaic_gpu.kernels import attention_gradient, reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.runtime.device import default_arch
@@ -285,3 +287,50 @@ def test_large(random: Any) -> None:
             for name, x, y in zip(("dq", "dk", "dv"), found, exact(*one), strict=True):
                 error = reference.relative_error(x[:, :, head : head + 1], np.asarray(y, np.float64))
                 assert error < 6e-3, f"{name} head {head}: {error:.2e}"  # bf16 P and dS: 2.3e-3 to 3.1e-3
+
+
+def slow_writer(shape: tuple[int, ...]) -> Any:
+    """A kernel that lets the next one begin at once, computes for a while, and only then writes x + 1."""
+    rows = shape[0] // 64
+
+    def body(x: Any, out: Any) -> None:
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
+        block = plgpu.ds(lax.axis_index("block") * 64, 64)
+        value = x[block].astype(jnp.float32)
+
+        def slower(_: Any, y: Any) -> Any:
+            return y * 1.0000001 - y * 0.0000001
+
+        out[block] = (lax.fori_loop(0, 200, slower, value) * 0 + value + 1).astype(out.dtype)
+
+    out = jax.ShapeDtypeStruct(shape, BF)
+    return plgpu.kernel(body, out, grid=(rows,), grid_names=("block",), name="slow_writer")
+
+
+@pytest.mark.parametrize("deterministic", (False, True))
+def test_d_out_of_a_kernel_launched_immediately_before(random: Any, deterministic: bool) -> None:
+    """1,000 times: the backward kernels, which may begin early, see what the kernel before them writes, and are not
+    overtaken by the next round's writer.  dK, dV (and dQ, deterministic) are bitwise those of a program that waits in between."""
+    b, s, h, d = 1, 512, 4, 128
+    q, k, v = (random(b, s, h, d, dtype=BF) for _ in range(3))
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    write = slow_writer((b * s * h, d))
+    options: dict[str, Any] = {"causal": True, "scale": d**-0.5, "deterministic": deterministic}
+
+    @jax.jit
+    def chained(q: Any, k: Any, v: Any, out: Any, lse: Any, x: Any) -> Any:
+        d_out = write(x.reshape(-1, d)).reshape(x.shape)
+        return attention_gradient.gradients(q, k, v, out, lse, d_out, **options)
+
+    apart = jax.jit(functools.partial(attention_gradient.gradients, **options))
+    for i in range(1000):
+        x = jnp.roll(q, i, 1) * (1 + i % 7)
+        d_out = jax.block_until_ready((x.astype(jnp.float32) + 1).astype(BF))
+        found = chained(q, k, v, out, lse, x)
+        expected = jax.block_until_ready(apart(q, k, v, out, lse, d_out))
+        for name, one, other in list(zip(("dq", "dk", "dv"), found, expected, strict=True))[
+            0 if deterministic else 1 :
+        ]:
+            same = np.asarray(one).view(np.uint16) == np.asarray(other).view(np.uint16)
+            assert same.all(), f"round {i}: {name} differs in {int((~same).sum())} elements"
