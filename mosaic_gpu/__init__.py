@@ -12,6 +12,7 @@ The names, by topic (each is documented where it is defined):
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
+- kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - grids of blocks: pallas_call, emit_pipeline, GridSpec, PrefetchScalarGridSpec, CostEstimate
 - backends of pallas_call: register_backend, TritonCompilerParams
 - blocks of arrays: BlockSpec, Blocked, Element, Squeezed, squeezed, BoundedSlice, Indirect, Buffered, ANY, no_block_spec
