@@ -57,12 +57,13 @@ def attention_backward(
     nlse, delta, *dq_sum = preprocess(out, d_out, *rows)
     build = Build(d, dv, dtype, config, causal, scale, not deterministic)
     table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, causal)
+    again = [table] if config.split else []
     if deterministic:
-        d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, delta)
+        d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, delta, *again)
         d_q = query_gradients(b, s, h, d, dv, dtype, config, causal, scale)(q, k, v, d_out, nlse, delta)
         return d_q, d_k, d_v
     main = _main(b, h_kv, t, len(table), build, dq_sum[0].shape)
-    d_v, d_k, total = main(table, q, k, v, d_out, nlse, delta, *dq_sum)
+    d_v, d_k, total = main(table, q, k, v, d_out, nlse, delta, *dq_sum, *again)
     return _postprocess(b, s, h, d, dtype, config, scale)(total), d_k, d_v
 
 
@@ -169,6 +170,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
 
         v, d_out, nlse, delta = (take() for _ in range(4))
         take(with_dq)  # the sums so far; they are the last output, too
+        same_table = take() if c.split else table  # under another address, which no register then holds through a loop
         d_v, d_k, dq_sum = take(), take(), take(with_dq)
         tiles = k_tile, *_ = [take() for _ in range(6)]
         barriers = k_full, *_ = [take() for _ in range(6)]
@@ -176,7 +178,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
         p_tile, p_full, p_empty = (take(c.split) for _ in range(3))
         wg, ds_barriers = lax.axis_index("wg"), (ds_full, ds_empty)
 
-        def work() -> Work:
+        def work(table: Any = table) -> Work:
             return Work(build, table, q, k)
 
         plgpu.griddepcontrol_launch_dependents()
@@ -190,11 +192,22 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
 
             @plgpu.when(wg == 0)
             def _() -> None:
-                make_dv(build, work, d_v, tiles, p_tile, barriers, (p_full, p_empty))
+                make_dv(build, work(), lambda: work(same_table), d_v, tiles, p_tile, barriers, (p_full, p_empty))
 
             @plgpu.when(wg == 1)
             def _() -> None:
-                make_dk(build, work, d_k, tiles, p_tile, ds_tile, barriers, (p_full, p_empty), ds_barriers)
+                make_dk(
+                    build,
+                    work(),
+                    lambda: work(same_table),
+                    d_k,
+                    tiles,
+                    p_tile,
+                    ds_tile,
+                    barriers,
+                    (p_full, p_empty),
+                    ds_barriers,
+                )
 
         else:
 

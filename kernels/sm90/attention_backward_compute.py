@@ -132,9 +132,10 @@ def both_results(
     plgpu.run_scoped(accumulate, *accumulators(dk_pieces + dv_pieces))
 
 
-def make_dv(build: Build, look_up: Any, d_v: Any, tiles: Any, p_tile: Any, barriers: Any, p_barriers: Any) -> None:
+def make_dv(
+    build: Build, work: Work, look_up: Any, d_v: Any, tiles: Any, p_tile: Any, barriers: Any, p_barriers: Any
+) -> None:
     """64 keys' dV; the scores and P, which are handed on through p_tile and its barriers (full, empty)."""
-    work = look_up()
     plgpu.set_max_registers(build.config.compute_registers, action="increase")
     stages, queries = build.config.num_stages, build.queries
     k_tile, _, q_tile, do_tile, nlse_tile, _ = tiles
@@ -204,6 +205,7 @@ def make_dv(build: Build, look_up: Any, d_v: Any, tiles: Any, p_tile: Any, barri
 
 def make_dk(
     build: Build,
+    work: Work,
     look_up: Any,
     d_k: Any,
     tiles: Any,
@@ -214,7 +216,7 @@ def make_dk(
     ds_barriers: Any,
 ) -> None:
     """64 keys' dK; dP and dS, which go on through ds_tile and its barriers (full, empty)."""
-    c, queries, work = build.config, build.queries, look_up()
+    c, queries = build.config, build.queries
     plgpu.set_max_registers(c.compute_registers + 8, action="increase")
     stages, ds_stages = c.num_stages, c.ds_stages
     _, v_tile, q_tile, do_tile, _, delta_tile = tiles

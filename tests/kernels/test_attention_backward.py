@@ -319,11 +319,11 @@ def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.
     table = key_tile_table(b, h_kv, t, 1, builds[0].keys, causal)
     main, no_dq = (functools.partial(sm90._main, b, h_kv, t, len(table), build) for build in builds)
     calls = [("preprocess", preprocess, (d_out, d_out, lse, lse)), ("no d_lse", no_d_lse, (d_out, d_out, lse))]
-    rest = (table, q, k, v, d_out, nlse, delta)
+    rest, again = (table, q, k, v, d_out, nlse, delta), (table,) * c.split
     calls += [
-        ("main", main(sums.shape), (*rest, sums)),
+        ("main", main(sums.shape), (*rest, sums, *again)),
         ("postprocess", sm90._postprocess(b, s, h, d, dtype, c, 0.1), (sums,)),
-        ("no dq", no_dq(), rest),
+        ("no dq", no_dq(), (*rest, *again)),
         ("dq", sm90.query_gradients(b, s, h, d, dv, dtype, c, causal, 0.1), rest[1:]),
     ]
     return {name: build_plan(kernel.program(*arguments), "sm_90a") for name, kernel, arguments in calls}
