@@ -116,8 +116,7 @@ def test_show_and_its_trials_and_ranking(verb, host, folders):
 
 def test_savings(verb, host, tmp_path, monkeypatch):
     """A usual search beside an exhaustive one, in folders of their own: what it saved, what it missed."""
-    short = tmp_path / "short.json"
-    short.write_text(pathlib.Path(run(verb)["file"]).read_text())
+    short = pathlib.Path(run(verb)["file"])
     monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path / "other"))
     whole = run(verb, "--exhaustive")["file"]
     found = data_of(verb("tune", "savings", short, whole, "--json"))
@@ -142,14 +141,15 @@ def test_savings(verb, host, tmp_path, monkeypatch):
             t["seconds"] = 2e-3 if t["config"] == cache.read(short)["entries"][0]["best"]["config"] else 3e-3
     other["seconds"] = 1e-3
     e["best"] = {**e["best"], "config": other["config"], "seconds": 1e-3}
-    cache.write(tmp_path / "changed.json", data)
-    missed = data_of(verb("tune", "savings", short, tmp_path / "changed.json", "--json"))
+    changed, b200 = (tmp_path / "changed" / name / "fake.json" for name in ("nvidia_h200", "nvidia_b200"))
+    cache.write(changed, data)
+    missed = data_of(verb("tune", "savings", short, changed, "--json"))
     assert missed["found"] == 0 and missed["lost"] == pytest.approx(1.0)
-    shown = verb("tune", "savings", short, tmp_path / "changed.json")
+    shown = verb("tune", "savings", short, changed)
     assert shown.exit_code == 0 and "found in 0 of 1, the largest loss is 100.0%" in shown.stdout
     data["header"]["device"]["name"] = "nvidia_b200"
-    cache.write(tmp_path / "b200.json", data)
-    refused = verb("tune", "savings", short, tmp_path / "b200.json")
+    cache.write(b200, data)
+    refused = verb("tune", "savings", short, b200)
     assert refused.exit_code == 2 and "device nvidia_h200, the other of nvidia_b200" in refused.stderr
 
 
