@@ -120,7 +120,9 @@ class MoveEmitter(MemoryEmitter):
 
     def _rename(self, result: Value, source: Operand, table: Sequence[int]) -> None:
         """Each register of the result from the one of the source that the table names; whole pairs stay packed."""
-        if result.dtype not in PACKED or any(a % 2 or b != a + 1 for a, b in zip(table[::2], table[1::2], strict=False)):
+        if result.dtype not in PACKED or any(
+            a % 2 or b != a + 1 for a, b in zip(table[::2], table[1::2], strict=False)
+        ):
             self.assign_elements(result, [self.element(source, j) for j in table])
             return
         self.declare(result)
