@@ -78,7 +78,8 @@ class AttentionBackwardConfig(Config):
     def registers_needed(self, head_dim: int, value_dim: int) -> int:
         """An estimate of a compute thread's registers: dK, dV, scores, P and dS, and 16 for the rest (measured: 8 less fit)."""
         kept = max(head_dim, value_dim) // 2 if self.split else (head_dim + value_dim) // 2
-        return 16 + kept + self.block_q // 2 + self.block_q // 2
+        handed_on = self.block_q // 8 if self.split else 0
+        return 16 + kept + self.block_q // 2 + self.block_q // 2 + handed_on
 
     def shared_bytes(self, head_dim: int, value_dim: int) -> int:
         """Bytes of shared memory of the main kernel."""

@@ -114,6 +114,18 @@ def test_compiled_ahead():
     assert found["status"] == "ok" and found["registers"] == 128 and found["shared_bytes"] > 50_000, found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_likely_configs_compile(d):
+    """Of each combination of split and dq_columns the likeliest: no spill, the budgets kept."""
+    w = TUNABLE.parse(f"b1s16384d{d}", causal=True)
+    likeliest = {(c.split, c.dq_columns): c for c in reversed(TUNABLE.candidates(w, H200))}
+    assert len(likeliest) >= 2
+    for c in likeliest.values():
+        found = compile_job(CompileJob("attention_backward", "sm_90a", w.to_json(), c.to_json()))
+        assert found["status"] == "ok", (c, found)
+
+
 def test_calls_take_the_overridden_config():
     """A user's gradient runs with it, also where the same call was traced before with another."""
     q, k, v = (jax.ShapeDtypeStruct((1, 70, h, 16), jnp.bfloat16) for h in (2, 1, 1))
