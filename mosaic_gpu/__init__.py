@@ -12,6 +12,7 @@ The names, by topic (each is documented where it is defined):
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
+- kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - grids of blocks: pallas_call, emit_pipeline, GridSpec, PrefetchScalarGridSpec, CostEstimate
 - backends of pallas_call: register_backend, TritonCompilerParams
 - blocks of arrays: BlockSpec, Blocked, Element, Squeezed, squeezed, BoundedSlice, Indirect, Buffered, ANY, no_block_spec
@@ -41,6 +42,7 @@ _WHERE = {
     "ops.copies": ("CopyPartition", "commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
     "ops.exp2": ("exp2_fma",),
     "ops.fragments": ("from_fragments", "to_fragments"),
+    "ops.grid_dependency": ("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
@@ -138,6 +140,8 @@ if TYPE_CHECKING:
     from .ops.grid import dim_size as dim_size
     from .ops.grid import num_programs as num_programs
     from .ops.grid import program_id as program_id
+    from .ops.grid_dependency import griddepcontrol_launch_dependents as griddepcontrol_launch_dependents
+    from .ops.grid_dependency import griddepcontrol_wait as griddepcontrol_wait
     from .ops.refs import load as load
     from .ops.registers import layout_cast as layout_cast
     from .ops.registers import set_max_registers as set_max_registers

@@ -12,7 +12,6 @@ from mosaic_gpu.kernels.sm90.attention_config import SHARED_LIMIT, chunk
 
 ROWS = 64  # keys of a compute warpgroup, and rows of a product
 COMPUTES = 2
-KEYS = ROWS * COMPUTES  # of a thread block
 POOLS = {3: 504, 4: 512}  # registers of a thread, summed over the warpgroups of a block, by how many there are
 
 
@@ -25,8 +24,8 @@ class AttentionBackwardConfig(Config):
     most; dq_stages: such parts of dQ on their way to global memory.
     compute_registers, memory_registers, dq_registers: per thread; in sum over the warpgroups (the computing ones are two) at
     most what the block is launched with, 512, or 504 where there is no dQ warpgroup.
-    split: dV and dK (with dQ) by two launches, each with half of the accumulators; for head dims whose dK and dV together
-    have no room in the registers.
+    split: the two computing warpgroups share 64 keys, one makes their dV, the other their dK; else each makes both for 64 keys of
+    its own.  For head dims whose dK and dV together have no room in a warpgroup's registers.  dK's has 8 registers more.
     """
 
     generation: ClassVar[str] = "sm90"
@@ -45,20 +44,27 @@ class AttentionBackwardConfig(Config):
         super().__post_init__()
         if self.block_q % ROWS or not ROWS <= self.block_q <= 256:
             raise ValueError(f"block_q={self.block_q}: a multiple of {ROWS} from {ROWS} to 256")
-        for name in ("num_stages", "ds_stages", "dq_stages"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: at least 1")
+        for name, least in (("num_stages", 1 + self.split), ("ds_stages", 1), ("dq_stages", 1)):
+            if getattr(self, name) < least:
+                why = ", as dK of a block is under way when the next is asked for (split)" if least > 1 else ""
+                raise ValueError(f"{name}={getattr(self, name)}: at least {least}{why}")
         if self.dq_columns % 16 or not 16 <= self.dq_columns <= 256:
             raise ValueError(f"dq_columns={self.dq_columns}: a multiple of 16 from 16 to 256")
-        total = COMPUTES * self.compute_registers + self.memory_registers + self.dq_registers
+        total = COMPUTES * self.compute_registers + 8 * self.split + self.memory_registers + self.dq_registers
         if total > POOLS[4]:
+            more = " + 8" if self.split else ""
             raise ValueError(
-                f"{COMPUTES} x {self.compute_registers} + {self.memory_registers} + {self.dq_registers} = {total} registers; the "
-                f"pool of 4 warpgroups has {POOLS[4]}"
+                f"{COMPUTES} x {self.compute_registers}{more} + {self.memory_registers} + {self.dq_registers} = {total} "
+                f"registers; the pool of 4 warpgroups has {POOLS[4]}"
             )
         for n in (self.compute_registers, self.memory_registers, self.dq_registers):
             if n % 8 or not 24 <= n <= 240:
                 raise ValueError(f"{n} registers: a multiple of 8 from 24 to 240")
+
+    @property
+    def key_tiles(self) -> int:
+        """Of 64 keys each, of a thread block."""
+        return 1 if self.split else COMPUTES
 
     def part_columns(self, head_dim: int) -> int:
         """Columns of dQ that one product makes: whole chunks of K's columns, and a divisor of all."""
@@ -72,15 +78,16 @@ class AttentionBackwardConfig(Config):
     def registers_needed(self, head_dim: int, value_dim: int) -> int:
         """An estimate of a compute thread's registers: dK, dV, scores, P and dS, and 16 for the rest (measured: 8 less fit)."""
         kept = max(head_dim, value_dim) // 2 if self.split else (head_dim + value_dim) // 2
-        return 16 + kept + self.block_q // 2 + self.block_q // 2
+        handed_on = self.block_q // 8 if self.split else 0
+        return 16 + kept + self.block_q // 2 + self.block_q // 2 + handed_on
 
     def shared_bytes(self, head_dim: int, value_dim: int) -> int:
-        """Bytes of shared memory of the largest launch."""
-        dims = head_dim + value_dim
-        tiles = 2 * KEYS * dims + self.num_stages * self.block_q * (2 * dims + 8)
-        ds = self.ds_stages * 2 * KEYS * self.block_q
+        """Bytes of shared memory of the main kernel."""
+        dims, keys = head_dim + value_dim, ROWS * self.key_tiles
+        tiles = 2 * keys * dims + self.num_stages * self.block_q * (2 * dims + 8)
+        handed_on = 2 * keys * self.block_q * (self.ds_stages + self.split)
         dq = self.dq_stages * 4 * ROWS * self.part_columns(head_dim)
-        return tiles + ds + dq + 8 * (2 + 4 * self.num_stages + 2 * self.ds_stages)
+        return tiles + handed_on + dq + 8 * (2 + 4 * self.num_stages + 2 * self.ds_stages + 2 * self.split)
 
     def check(self, head_dim: int, value_dim: int) -> None:
         """Raise ResourceExceeded where the head dims (of Q and K; of V and the output) do not fit."""
@@ -112,6 +119,8 @@ def default_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
         return AttentionBackwardConfig(block_q=128)
     if wide <= 256:
         return AttentionBackwardConfig()
-    if wide <= 320:
-        return AttentionBackwardConfig(split=True, num_stages=2, dq_stages=1)
-    return AttentionBackwardConfig(split=True, num_stages=1, ds_stages=1, dq_stages=1)
+    for ds_stages, dq_stages in ((2, 2), (2, 1), (1, 1)):
+        config = AttentionBackwardConfig(split=True, ds_stages=ds_stages, dq_stages=dq_stages, dq_registers=64)
+        if config.shared_bytes(head_dim, value_dim) <= SHARED_LIMIT:
+            break
+    return config

@@ -159,6 +159,8 @@ def query_gradients(
         if causal:  # the longest first
             tile = plgpu.num_programs(2) - 1 - tile
         place = lax.axis_index("batch"), lax.axis_index("head"), tile
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
 
         @plgpu.when(wg == COMPUTES)
         def _() -> None:

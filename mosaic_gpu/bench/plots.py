@@ -39,8 +39,7 @@ def _rates(plt: Any, results: Mapping[str, Any], cells: Mapping[str, Any], path:
     """A panel for each head dim and mask with a line for each provider over the length; cells without a length are bars."""
     panels: dict[str, list[tuple[Any, str]]] = {}
     for cell in cells:
-        found = re.search(r"\bs(\d+)\b.* (d[\d/]+)(?: (\w+))?", cell)
-        panel, x = (f"{found[2]} {found[3] or ''}".strip(), int(found[1])) if found else ("", cell)
+        panel, x = panel_of(cell)
         panels.setdefault(panel, []).append((x, cell))
     columns = min(len(panels), 4 if len(panels) % 4 == 0 else 3)
     rows = -(-len(panels) // columns)
@@ -78,6 +77,12 @@ def _rates(plt: Any, results: Mapping[str, Any], cells: Mapping[str, Any], path:
         ax.set_visible(False)
     figure.suptitle(f"{results['benchmark']} on {results['machine']['device']}, interleaved medians")
     return _saved(plt, figure, path)
+
+
+def panel_of(cell: str) -> tuple[str, Any]:
+    """(head dims and what else tells lines apart, length) of a cell of attention; ("", its name) of another."""
+    found = re.search(r"\bs(\d+)\b.* (d[\d/]+)(?: (.+))?$", cell)
+    return (f"{found[2]} {found[3] or ''}".strip(), int(found[1])) if found else ("", cell)
 
 
 def _panel_order(item: tuple[str, Any]) -> tuple[int, str]:

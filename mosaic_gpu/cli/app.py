@@ -63,6 +63,7 @@ tune_app.command("compile")(compile_ahead_of_time)
 tune_app.command("time")(time_compiled)
 for verb in (
     tune_caches.show,
+    tune_caches.savings,
     tune_caches.diff,
     tune_caches.merge,
     tune_caches.prune,

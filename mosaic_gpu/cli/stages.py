@@ -20,9 +20,10 @@ def stage_texts(program: Program, plan: Plan) -> dict[str, str]:
     """The text of each stage, by name in the order of the passes."""
     split = roles.split(program.body, program.thread_name, program.num_threads)
     names = {r.indices: r.name for r in plan.roles}
+    fresh = in_flight.unused_ids(*(part.equations for part in split))
     by_role, resolved = [], []
     for part in split:
-        result = in_flight.resolve(part.equations)
+        result = in_flight.resolve(part.equations, fresh)
         head = f"role {names.get(part.indices, part.indices)}: warpgroups {', '.join(map(str, part.indices))}"
         by_role += [head, *format_equations(part.equations, 1), ""]
         resolved += [head, *format_equations(result.equations, 1)]

@@ -37,7 +37,9 @@ UNITS = {"s": 1, "": 1, "m": 60, "h": 3600}
 PLAN, PLAN_SCHEMA = "plan.json", 1
 QUIET_SECONDS = 5.0  # between two lines of progress in a log
 
-Kernel = Annotated[str, typer.Argument(help="attention, matmul, or FILE.py:NAME of a Tunable of yours.")]
+Kernel = Annotated[
+    str, typer.Argument(help="attention, attention_backward, matmul, or FILE.py:NAME of a Tunable of yours.")
+]
 Shapes = Annotated[str, typer.Option(help="Sets such as llama3-8b, or shapes, with commas between them.")]
 Shape = Annotated[list[str] | None, typer.Option(help="A shape, as b4s4096h16d128 or m4096n4096k4096; repeatable.")]
 FromFile = Annotated[Path | None, typer.Option(help="A file with a shape a line.")]

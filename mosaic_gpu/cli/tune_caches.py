@@ -155,6 +155,40 @@ def _show_ranking(console: Any, shown: dict[str, Any]) -> None:
     )
 
 
+def savings(
+    short: Annotated[str, typer.Argument(help="The cache of a usual search.")],
+    exhaustive: Annotated[str, typer.Argument(help="That of a search with --exhaustive, from another folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """What ranking and halving saved against trying everything, and what they missed."""
+    from ..tune import manage
+
+    (_, data), (_, whole) = loaded(short), loaded(exhaustive)
+    try:
+        found = manage.savings(data, whole)
+    except CacheInvalid as error:
+        raise Refusal(error.message) from error
+    if as_json:
+        print_json(found)
+        return
+    if not found["of"]:
+        raise Refusal("the two have no workload in common")
+    tunable = manage.tunable_of(data)
+    rows = [
+        [key_text(r, tunable), *map(str, r["trials"]), *map(str, r["seconds"]), _percent(r["saved"])]
+        + ["yes" if r["found"] else "no", _percent(r["lost"])]
+        for r in found["entries"]
+    ]
+    heads = ["workload", "trials", "of all", "s", "of all", "saved", "best found", "lost"]
+    console = output()
+    console.print(table(f"{short} against {exhaustive}", heads, rows))
+    console.print(
+        f"saved {_percent(found['saved'])} of the time; the best of all was found in {found['found']} of {found['of']}, the "
+        f"largest loss is {_percent(found['lost']) or 'not known'}",
+        highlight=False,
+    )
+
+
 def diff(a: Cache, b: Cache, as_json: AsJson = False) -> None:
     """What differs between the best configs of two files, perhaps of two devices.  Exit code 1 if anything does."""
     from ..tune.manage import differences

@@ -19,6 +19,7 @@ _FILES = (
     "barriers",
     "fences",
     "registers",
+    "griddep",
     "tma",
     "math",
     "numbers",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .call import Call
 
 NOTHING = {"wgmma_wait", "commit_smem", "set_max_registers", "wait_smem_to_gmem"}
+NOTHING |= {"griddepcontrol_wait", "griddepcontrol_launch_dependents"}
 ALLOCATED = ("smem", "acc")
 
 

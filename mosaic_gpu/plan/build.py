@@ -10,6 +10,7 @@ from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
 from ..ops import registry
+from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
 from ..program import Equation, Program, Value
@@ -147,10 +148,12 @@ def build_plan(program: Program, arch: str) -> Plan:
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
+    fresh = in_flight.unused_ids(*(s.equations for s in splits))
     for s in splits:
-        result = in_flight.resolve(s.equations)
+        result = in_flight.resolve(s.equations, fresh)
         notes += result.notes
         resolved.append((s, result.equations))
+    early = waits_for_earlier_kernels([equations for _, equations in resolved])
     names = [_name(s, program) for s in splits]
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
@@ -204,6 +207,7 @@ def build_plan(program: Program, arch: str) -> Plan:
         tuple(ctx.pointers),
         tuple(ctx.dims),
         tuple(notes),
+        early,
     )
 
 

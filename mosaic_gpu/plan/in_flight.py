@@ -80,12 +80,17 @@ class Result:
     notes: list[str]
 
 
-def resolve(equations: Sequence[Equation]) -> Result:
-    """Place waits and accumulator initialisation in a role's equations."""
+def unused_ids(*equations: Sequence[Equation]) -> Iterator[int]:
+    """For new values: ids that none of these has."""
+    return itertools.count(1 + max((v.id for some in equations for v in _values(some)), default=0))
+
+
+def resolve(equations: Sequence[Equation], fresh: Iterator[int]) -> Result:
+    """Place waits and accumulator initialisation in a role's equations.  fresh: ids that no role of the kernel has."""
     if not any(_on_accumulator(e) for e in walk(tuple(equations))):
         return Result(tuple(equations), [])
     notes: list[str] = []
-    state = State([], {}, itertools.count(1 + max(v.id for v in _values(equations))), Families(equations))
+    state = State([], {}, fresh, Families(equations))
     out = _region(equations, state, notes)
     if state.groups:
         out.append(_wait(0, state.groups[-1].line))

@@ -143,6 +143,7 @@ class Plan:
     buffers, barriers, named_barriers, tmem: by value id.  shared_bytes: dynamic shared memory of a block.
     tmem_pair: tensor memory and its products belong to a pair of blocks (`cta_group::2`).
     roles: the warpgroups' roles, in order of their first warpgroup.  warp_roles: by id of the `warp_map` equation's input.
+    early: it may begin while earlier kernels run, for whose end it waits (programmatic dependent launch).
     pointers: inputs whose address is a parameter; dims: extents that are parameters; maps: TMA descriptors.
     """
 
@@ -162,6 +163,7 @@ class Plan:
     pointers: tuple[int, ...]
     dims: tuple[RuntimeDim, ...]
     notes: tuple[str, ...] = ()
+    early: bool = False
 
     @property
     def threads(self) -> int:

@@ -188,4 +188,5 @@ def launch_spec(plan: Plan) -> LaunchSpec:
         plan.shared_bytes,
         tuple(out),
         f"{built.compiled.toolchain} {plan.arch}",
+        plan.early,
     )

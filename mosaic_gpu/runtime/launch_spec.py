@@ -195,6 +195,7 @@ class LaunchSpec:
     shared_bytes: dynamic shared memory of a block, in bytes.
     parameters: in the order of the kernel's parameters.
     toolchain: what made the cubin, for messages; it ends in the target, as in "NVRTC 13.0 sm_90a".
+    early: it may begin while earlier kernels of the stream run (programmatic stream serialization); it waits for them by itself.
     """
 
     cubin: bytes
@@ -205,6 +206,7 @@ class LaunchSpec:
     shared_bytes: int
     parameters: tuple[Parameter, ...]
     toolchain: str
+    early: bool = False
 
     def __post_init__(self) -> None:
         _ = self.arch  # refuses a toolchain string without a target
@@ -236,19 +238,19 @@ class LaunchSpec:
 
 
 MAGIC = b"MGLS"
-VERSION = 1  # of the bytes below; runtime/native/spec.cc reads them
+VERSION = 2  # of the bytes below; runtime/native/spec.cc reads them
 
 
 def serialize(spec: LaunchSpec) -> bytes:
     """The spec as little-endian bytes for the native launcher; the same spec gives the same bytes."""
     number, suffix = spec.arch
     entry, toolchain = spec.entry.encode(), spec.toolchain.encode()
-    fixed = (*spec.grid, spec.threads, *spec.cluster, spec.shared_bytes)
+    fixed = (*spec.grid, spec.threads, *spec.cluster, spec.shared_bytes, spec.early)
     return b"".join(
         (
             MAGIC,
             struct.pack("<III", VERSION, number, ord(suffix) if suffix else 0),
-            struct.pack("<8I", *fixed),
+            struct.pack("<9I", *fixed),
             struct.pack("<I", len(toolchain)),
             toolchain,
             struct.pack("<I", len(entry)),

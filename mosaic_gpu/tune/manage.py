@@ -237,3 +237,49 @@ def ranking(data: Cache) -> dict[str, Any]:
         "of": len(rows),
         "lost_by_first": statistics.median(lost) if lost else None,
     }
+
+
+def savings(short: Cache, exhaustive: Cache) -> dict[str, Any]:
+    """What ranking and halving saved, and cost, by two searches of the same workloads: a usual one and an exhaustive one.
+
+    A row for each workload of both: trials and their seconds of wall time (checks, timings, waiting for the compiler) of each,
+    saved: the share of the time; found: whether the usual one's best is the exhaustive one's; lost: how much slower it is, by
+    the exhaustive one's timings (None if that did not time it).  Over all: saved, how often found, and the largest loss.
+    CacheInvalid for files of different devices or kernels.
+    """
+    for part, name in (("device", "name"), ("kernel", "name")):
+        a, b = (d["header"][part][name] for d in (short, exhaustive))
+        if a != b:
+            raise CacheInvalid(f"one search is of {part} {a}, the other of {b}: they cannot be compared")
+    rows = []
+    for entry in good_entries(short):
+        other = cache.find_entry(exhaustive, entry["key"], entry["workload"])
+        if other is None or not entry["best"] or not other["best"]:
+            continue
+        mine, theirs = _of_best(entry), _of_best(other)
+        spent, whole = (sum(t.get("took") or 0.0 for t in some) for some in (mine, theirs))
+        config = canonical(entry["best"]["config"])
+        seconds = {canonical(t["config"]): t["seconds"] for t in theirs if t["status"] == "ok"}
+        rows.append(
+            {
+                "workload": entry["workload"],
+                "trials": [len(mine), len(theirs)],
+                "seconds": [round(spent, 2), round(whole, 2)],
+                "saved": 1 - spent / whole if whole else None,
+                "found": config == canonical(other["best"]["config"]),
+                "lost": seconds[config] / min(seconds.values()) - 1 if config in seconds else None,
+            }
+        )
+    totals = [sum(r["seconds"][i] for r in rows) for i in (0, 1)]
+    return {
+        "entries": rows,
+        "saved": 1 - totals[0] / totals[1] if rows and totals[1] else None,
+        "found": sum(bool(r["found"]) for r in rows),
+        "of": len(rows),
+        "lost": max((r["lost"] for r in rows if r["lost"] is not None), default=None),
+    }
+
+
+def _of_best(entry: Cache) -> list[Mapping[str, Any]]:
+    """The trials that were compared with the best: those of its provenance."""
+    return [t for t in entry["trials"] if t["provenance"] == entry["best"]["provenance"]]

@@ -119,6 +119,16 @@ def test_files_that_are_no_results(tmp_path, text):
     assert report.read_results(path)["cells"] == {}
 
 
+def test_panels_of_plots():
+    """Gradients alone and with the forward pass are lines of different panels."""
+    from mosaic_gpu.bench.plots import panel_of
+
+    assert panel_of("b1 s512 h16 d64 causal") == ("d64 causal", 512)
+    assert panel_of("b2 s8192 h32/8 d192/128 causal fwd+bwd") == ("d192/128 causal fwd+bwd", 8192)
+    assert panel_of("b4 s4096 h8 d256 full bwd") == ("d256 full bwd", 4096)
+    assert panel_of("4096x4096x4096") == ("", "4096x4096x4096")
+
+
 def test_plots(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from mosaic_gpu.bench import plots

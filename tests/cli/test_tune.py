@@ -114,6 +114,45 @@ def test_show_and_its_trials_and_ranking(verb, host, folders):
     assert missing.exit_code == 2 and "there is no tuning cache nvidia_b200/fake" in missing.stderr
 
 
+def test_savings(verb, host, tmp_path, monkeypatch):
+    """A usual search beside an exhaustive one, in folders of their own: what it saved, what it missed."""
+    short = pathlib.Path(run(verb)["file"])
+    monkeypatch.setenv(cache.ENVIRONMENT_VARIABLE, str(tmp_path / "other"))
+    whole = run(verb, "--exhaustive")["file"]
+    found = data_of(verb("tune", "savings", short, whole, "--json"))
+    (row,) = found["entries"]
+    assert (
+        found["of"] == 1
+        and row["trials"][0] < row["trials"][1]
+        and 0 <= row["lost"]
+        and row["found"] == (row["lost"] == 0)
+    )
+    ours, theirs = (
+        sum(t.get("took", 0) for t in cache.read(pathlib.Path(f))["entries"][0]["trials"]) for f in (short, whole)
+    )
+    assert row["seconds"] == [round(ours, 2), round(theirs, 2)]
+    assert found["saved"] is None or found["saved"] == pytest.approx(1 - row["seconds"][0] / row["seconds"][1])
+    # An exhaustive search that says another config is faster: not found, and by how much.
+    data = cache.read(pathlib.Path(whole))
+    (e,) = data["entries"]
+    other = next(t for t in e["trials"] if t["status"] == "ok" and t["config"] != e["best"]["config"])
+    for t in e["trials"]:
+        if t["status"] == "ok":
+            t["seconds"] = 2e-3 if t["config"] == cache.read(short)["entries"][0]["best"]["config"] else 3e-3
+    other["seconds"] = 1e-3
+    e["best"] = {**e["best"], "config": other["config"], "seconds": 1e-3}
+    changed, b200 = (tmp_path / "changed" / name / "fake.json" for name in ("nvidia_h200", "nvidia_b200"))
+    cache.write(changed, data)
+    missed = data_of(verb("tune", "savings", short, changed, "--json"))
+    assert missed["found"] == 0 and missed["lost"] == pytest.approx(1.0)
+    shown = verb("tune", "savings", short, changed)
+    assert shown.exit_code == 0 and "found in 0 of 1, the largest loss is 100.0%" in shown.stdout
+    data["header"]["device"]["name"] = "nvidia_b200"
+    cache.write(b200, data)
+    refused = verb("tune", "savings", short, b200)
+    assert refused.exit_code == 2 and "device nvidia_h200, the other of nvidia_b200" in refused.stderr
+
+
 @pytest.fixture
 def two(verb, host, tmp_path, folders):
     """Two files of one kernel and device whose best configs differ in one workload; one has another workload, too."""

@@ -75,7 +75,7 @@ def test_refusals_without_a_gpu(verb, arguments):
         (["bench", "attention", "--config", "[]"], "is a JSON object"),
         (["bench", "attention", "--config", '{"blocks": 3}'], "has no field blocks"),
         (["bench", "kernel", "attention"], "needs a GPU"),
-        (["tune", "run", "conv"], "matmul or FILE.py:NAME"),
+        (["tune", "run", "conv"], "attention, attention_backward, matmul or FILE.py:NAME"),
         (["tune", "run", "attention", "--budget", "soon"], "120s"),
         (["tune", "run", "attention", "--shape", "d64"], "no length"),
         (["bench", "compile", "--arch", "sm_90a", "--head-dim", "65"], None),

@@ -15,12 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.cubin_cache import compile_count
-from mosaic_gpu.kernels import reference
+from mosaic_gpu.kernels import attention_gradient, reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.runtime.device import default_arch
+from tests.gpu.inputs import KINDS, inputs_of
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
@@ -113,12 +116,12 @@ def test_head_dims(check: Any, random: Any, d: int, dv: int, causal: bool, deter
 OPTIONS = [
     (64, {"block_q": 64}),
     (64, {"block_q": 128, "ds_stages": 1, "dq_stages": 1}),
-    (64, {"block_q": 128, "split": True}),
+    (64, {"block_q": 128, "split": True, "dq_registers": 64}),
     (64, {"num_stages": 3}),
     (96, {"dq_columns": 32, "dq_stages": 3}),
     (128, {"num_stages": 1}),
     (128, {"dq_columns": 32}),
-    (128, {"split": True}),
+    (128, {"split": True, "dq_registers": 64}),
 ]
 
 
@@ -128,25 +131,6 @@ def test_every_option(check: Any, random: Any, d: int, fields: dict[str, Any], c
     """Several blocks for a multiprocessor, tails in both lengths."""
     q, k, v = random(2, 1333, 4, d, dtype=BF), *(random(2, 1501, 2, d, dtype=BF) for _ in range(2))
     check(q, k, v, causal=causal, backward_config=AttentionBackwardConfig(**fields))
-
-
-def inputs_of(kind: str, d: int, dtype: Any, s: int, t: int, h: int, h_kv: int, b: int, rng: Any) -> list[jax.Array]:
-    """q, k and v of a kind that is hard on a softmax, or normal ones."""
-    q, k, v = (rng.standard_normal((b, n, m, d)) for n, m in ((s, h), (t, h_kv), (t, h_kv)))
-    if kind == "outliers":  # a few rows that see one key as good as alone, a few huge values
-        q[:, ::17] *= 12
-        v[:, ::13] *= 30
-    elif kind == "correlated":
-        k += 2 * rng.standard_normal((1, 1, 1, d))
-        v += 3
-    elif kind in ("below", "above"):  # logits around -120 and 300: exp(-LSE) alone over- or underflows
-        q[..., 0], k[..., 0] = 16, {"below": -120, "above": 300}[kind] / 16 * d**0.5
-    elif kind == "peaked":
-        q *= 8
-    return [jnp.asarray(x, dtype) for x in (q, k, v)]
-
-
-KINDS = ("normal", "outliers", "correlated", "below", "above", "peaked")
 
 
 @pytest.mark.parametrize("deterministic", (False, True))
@@ -285,3 +269,50 @@ def test_large(random: Any) -> None:
             for name, x, y in zip(("dq", "dk", "dv"), found, exact(*one), strict=True):
                 error = reference.relative_error(x[:, :, head : head + 1], np.asarray(y, np.float64))
                 assert error < 6e-3, f"{name} head {head}: {error:.2e}"  # bf16 P and dS: 2.3e-3 to 3.1e-3
+
+
+def slow_writer(shape: tuple[int, ...]) -> Any:
+    """A kernel that lets the next one begin at once, computes for a while, and only then writes x + 1."""
+    rows = shape[0] // 64
+
+    def body(x: Any, out: Any) -> None:
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
+        block = plgpu.ds(lax.axis_index("block") * 64, 64)
+        value = x[block].astype(jnp.float32)
+
+        def slower(_: Any, y: Any) -> Any:
+            return y * 1.0000001 - y * 0.0000001
+
+        out[block] = (lax.fori_loop(0, 200, slower, value) * 0 + value + 1).astype(out.dtype)
+
+    out = jax.ShapeDtypeStruct(shape, BF)
+    return plgpu.kernel(body, out, grid=(rows,), grid_names=("block",), name="slow_writer")
+
+
+@pytest.mark.parametrize("deterministic", (False, True))
+def test_d_out_of_a_kernel_launched_immediately_before(random: Any, deterministic: bool) -> None:
+    """1,000 times: the backward kernels, which may begin early, see what the kernel before them writes, and are not
+    overtaken by the next round's writer.  dK, dV (and dQ, deterministic) are bitwise those of a program that waits in between."""
+    b, s, h, d = 1, 512, 4, 128
+    q, k, v = (random(b, s, h, d, dtype=BF) for _ in range(3))
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    write = slow_writer((b * s * h, d))
+    options: dict[str, Any] = {"causal": True, "scale": d**-0.5, "deterministic": deterministic}
+
+    @jax.jit
+    def chained(q: Any, k: Any, v: Any, out: Any, lse: Any, x: Any) -> Any:
+        d_out = write(x.reshape(-1, d)).reshape(x.shape)
+        return attention_gradient.gradients(q, k, v, out, lse, d_out, **options)
+
+    apart = jax.jit(functools.partial(attention_gradient.gradients, **options))
+    for i in range(1000):
+        x = jnp.roll(q, i, 1) * (1 + i % 7)
+        d_out = jax.block_until_ready((x.astype(jnp.float32) + 1).astype(BF))
+        found = chained(q, k, v, out, lse, x)
+        expected = jax.block_until_ready(apart(q, k, v, out, lse, d_out))
+        for name, one, other in list(zip(("dq", "dk", "dv"), found, expected, strict=True))[
+            0 if deterministic else 1 :
+        ]:
+            same = np.asarray(one).view(np.uint16) == np.asarray(other).view(np.uint16)
+            assert same.all(), f"round {i}: {name} differs in {int((~same).sum())} elements"

@@ -25,6 +25,7 @@ from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import attention_backward as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
+from mosaic_gpu.kernels.sm90.attention_backward_work import Build
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.plan.build import build_plan
 
@@ -59,6 +60,7 @@ def check(q, k, v, *, causal=False, scale=None, config=None, deterministic=False
 
 
 WIDE = AttentionBackwardConfig(block_q=128)
+SPLIT = AttentionBackwardConfig(split=True, dq_registers=64)
 ONE = AttentionBackwardConfig(num_stages=1, ds_stages=1, dq_stages=1)
 
 
@@ -80,7 +82,9 @@ ONE = AttentionBackwardConfig(num_stages=1, ds_stages=1, dq_stages=1)
         (1, 70, 130, 1, 1, 80, 48, BF, True, None),
         (1, 100, 100, 1, 1, 16, 16, F16, False, None),
         (1, 130, 100, 1, 1, 96, 96, BF, True, AttentionBackwardConfig(dq_columns=32, dq_stages=3)),
-        (1, 140, 140, 1, 1, 64, 64, BF, True, dataclasses.replace(WIDE, split=True)),
+        (1, 140, 140, 1, 1, 64, 64, BF, True, dataclasses.replace(SPLIT, block_q=128)),
+        (2, 200, 321, 4, 2, 64, 64, F16, True, SPLIT),  # keys that no query sees
+        (1, 330, 70, 1, 1, 32, 32, BF, False, dataclasses.replace(SPLIT, num_stages=3)),
     ],
 )
 def test_against_float64(b, s, t, h, h_kv, d, dv, dtype, causal, config, deterministic):
@@ -278,6 +282,8 @@ def test_forward_mode_and_second_order():
         dict(block_q=96),
         dict(block_q=320),
         dict(num_stages=0),
+        dict(split=True),
+        dict(split=True, dq_registers=64, num_stages=1),
         dict(dq_columns=24),
         dict(compute_registers=216),
         dict(dq_registers=70),
@@ -309,16 +315,15 @@ def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.
     lse = of(b, h, s, dtype=jnp.float32)
     preprocess, no_d_lse = (sm90._preprocess(b, s, h, d, dv, dtype, c, True, there) for there in (True, False))
     nlse, delta, sums = preprocess.options["out_type"]
-    table = key_tile_table(b, h_kv, t, 1, 128, causal)
-    main = functools.partial(sm90._main, b, h_kv, t, d, dv, len(table), dtype, c, causal, 0.1)
+    builds = [Build(d, dv, dtype, c, causal, 0.1, with_dq) for with_dq in (True, False)]
+    table = key_tile_table(b, h_kv, t, 1, builds[0].keys, causal)
+    main, no_dq = (functools.partial(sm90._main, b, h_kv, t, len(table), build) for build in builds)
     calls = [("preprocess", preprocess, (d_out, d_out, lse, lse)), ("no d_lse", no_d_lse, (d_out, d_out, lse))]
-    if c.split:
-        calls.append(("dv", main(True, False), (table, q, k, d_out, nlse)))
-    rest = (table, q, k, v, d_out, nlse, delta)
+    rest, again = (table, q, k, v, d_out, nlse, delta), (table,) * c.split
     calls += [
-        ("main", main(not c.split, True, sums.shape), (*rest, sums)),
+        ("main", main(sums.shape), (*rest, sums, *again)),
         ("postprocess", sm90._postprocess(b, s, h, d, dtype, c, 0.1), (sums,)),
-        ("no dq", main(not c.split, True), rest),
+        ("no dq", no_dq(), (*rest, *again)),
         ("dq", sm90.query_gradients(b, s, h, d, dv, dtype, c, causal, 0.1), rest[1:]),
     ]
     return {name: build_plan(kernel.program(*arguments), "sm_90a") for name, kernel, arguments in calls}
@@ -365,5 +370,5 @@ def test_the_exponentials_begin_under_the_product():
 def test_the_config_knows_its_shared_memory():
     """What it says is at least what the plans take, and no more than 1 KiB beside it."""
     for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (80, 80)):
-        most = max(p.shared_bytes for p in plans(d, dv).values())
+        most = max(p.shared_bytes for name, p in plans(d, dv).items() if name != "dq")
         assert abs(most - default_config(d, dv).shared_bytes(d, dv)) < 1024

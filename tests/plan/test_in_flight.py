@@ -33,7 +33,7 @@ def resolve(program):
         p = program(
             body, jax.ShapeDtypeStruct((64, 64), BF), out=jax.ShapeDtypeStruct((64, 64), F), scratch_types=B, **options
         )
-        result = in_flight.resolve(p.body)
+        result = in_flight.resolve(p.body, in_flight.unused_ids(p.body))
         (e,) = [e for e in result.equations if e.op == "run_scoped"]
         return e.regions[0].equations, result.notes
 
@@ -353,7 +353,7 @@ def test_a_carried_tile_is_released(resolve):
 
 def test_roles_without_products_are_left_alone(program, array):
     p = program(lambda x, o: o.__setitem__(0, x[0]), array(8), out=array(8))
-    assert in_flight.resolve(p.body).equations == p.body
+    assert in_flight.resolve(p.body, in_flight.unused_ids(p.body)).equations == p.body
 
 
 def test_a_tile_made_anew_in_every_step_waits_for_the_product_that_reads_the_last(resolve):
@@ -399,3 +399,44 @@ def test_a_branchs_value_waits_for_the_product_that_reads_what_it_becomes(resolv
     equations, _ = resolve(scope)
     order = [e.op for e in walk(tuple(equations)) if e.op in ("wgmma", "wgmma_wait", "mul")]
     assert order.index("wgmma") < order.index("wgmma_wait") < order.index("mul")
+
+
+def test_new_values_have_ids_of_their_own_in_all_roles(plan):
+    """A loop that is unrolled in the first role makes values anew; the second role's, numbered before, keep their names."""
+
+    def body(x, o, y, b):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            scope = functools.partial(tile_loop, x, b, order="stuck")
+            o[...] = plgpu.run_scoped(scope, ACC).astype(o.dtype)
+
+        @plgpu.when(wg == 1)
+        def _():
+            def step(i, total):
+                return total + i * i
+
+            y[0] = lax.fori_loop(0, plgpu.dim_size(x, 1), step, jnp.int32(0))
+
+    shape = jax.ShapeDtypeStruct((64, 64), BF)
+    p = plan(
+        body,
+        shape,
+        out=[jax.ShapeDtypeStruct((64, 64), F), jax.ShapeDtypeStruct((1,), jnp.int32)],
+        scratch_types=B,
+        num_threads=2,
+        thread_name="wg",
+    )
+    assert any("unrolled twice" in note for note in p.notes)
+    common = {v.id for e in p.program.body for v in e.results}  # outside both branches
+    first, second = (ids_of(r.body) for r in p.roles)
+    assert not (first & second) - common, "a name of the first role's would stand for a value of the second's"
+
+
+def ids_of(block):
+    """Of everything that is defined in it."""
+    found = {v.id for v in block.inputs}
+    for step in block.steps:
+        found |= {v.id for v in step.equation.results}.union(*map(ids_of, step.regions))
+    return found

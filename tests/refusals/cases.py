@@ -540,3 +540,20 @@ case("tensor memory of 32 lanes", nothing, scratch=[plgpu.TMEM((32, 64), F)], **
 case("tensor memory that is not packed", nothing, scratch=[plgpu.TMEM((128, 64), BF)], **NEW)
 case("tensor memory of half cells", nothing, scratch=[plgpu.TMEM((128, 63), BF, packed=True)], **NEW)
 case("tensor memory with a layout", nothing, scratch=[plgpu.TMEM((128, 64), F, layout=WGMMA)], **NEW)
+
+
+def _too_early(a: Any, out: Any) -> None:
+    value = a[...]
+    plgpu.griddepcontrol_wait()
+    out[...] = value
+
+
+case("global memory before the wait for earlier kernels", _too_early, x(64, 64), out=o(64, 64))
+case(
+    "a wait for earlier kernels on some paths",
+    lambda a, out: plgpu.when(plgpu.program_id(0) == 0)(plgpu.griddepcontrol_wait),
+    x(64, 64),
+    out=o(64, 64),
+    grid=(2,),
+    grid_names=("x",),
+)

@@ -177,9 +177,11 @@ int cuLaunchKernelEx(const struct config *config, void *function, void **paramet
   (void)extra;
   if (function != (void *)0x20) return 400;
   char cluster[64] = "none", values[2048] = "";
+  unsigned early = 0;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     const unsigned *value = config->attributes[i].value;
     if (config->attributes[i].id == 4) sprintf(cluster, "%u,%u,%u", value[0], value[1], value[2]);
+    if (config->attributes[i].id == 6) early = value[0];
   }
   for (int i = 0; i < parameter_count; ++i) {
     sprintf(values + strlen(values), "%s", i ? "," : "");
@@ -188,9 +190,9 @@ int cuLaunchKernelEx(const struct config *config, void *function, void **paramet
       sprintf(values + strlen(values), "%02x", ((unsigned char *)parameters[i])[j]);
     }
   }
-  note("cuLaunchKernelEx grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%lu cluster=%s parameters=%s\n", config->grid[0],
+  note("cuLaunchKernelEx grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%lu cluster=%s early=%u parameters=%s\n", config->grid[0],
        config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2], config->shared_bytes,
-       (unsigned long)config->stream, cluster, values);
+       (unsigned long)config->stream, cluster, early, values);
   FAIL_IF_ASKED;
   return 0;
 }

@@ -14,6 +14,7 @@ import numpy as np
 from mosaic_gpu.kernels.sm90 import attention as attention90
 from mosaic_gpu.kernels.sm90 import attention_backward as backward90
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
+from mosaic_gpu.kernels.sm90.attention_backward_work import Build
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
@@ -169,37 +170,12 @@ def attention_ones() -> Any:
     return _attention(384, 192, causal=False, output_tile=True, sum_by_product=True, take_turns=False)
 
 
-BACKWARD_NAMES = {
-    f"rest[{i}]": name
-    for i, name in enumerate(
-        (
-            *("v", "d_out", "nlse", "delta", "start", "d_v", "d_k", "dq_sum"),
-            *("k_tile", "v_tile", "q_tile", "do_tile", "nlse_tile", "delta_tile"),
-            *(
-                "k_full",
-                "v_full",
-                "q_full",
-                "q_empty",
-                "do_full",
-                "do_empty",
-                "ds_tile",
-                "dq_tile",
-                "ds_full",
-                "ds_empty",
-            ),
-        )
-    )
-}
-
-
-@maker
-def attention_backward() -> Any:
-    """The main kernel: two blocks of keys, the second one with a tail, add to dQ; six blocks of queries of two heads."""
+def _backward(config: Any) -> Any:
+    """The main kernel: blocks of keys, the last one with a tail, add to dQ; six blocks of queries of two heads."""
     rng = np.random.default_rng(4)
-    s, t, h, d = 192, 192, 2, 64
+    s, t, h, d = 192, 192 if not config.split else 96, 2, 64
     q, do = (rng.standard_normal((1, s, h, d)).astype(BF16) for _ in range(2))
     k, v = (rng.standard_normal((1, t, 1, d)).astype(BF16) for _ in range(2))
-    config = backward90.AttentionBackwardConfig(block_q=64)
     lse, delta, dq = np.zeros((1, h, s)), np.zeros((1, h, s)), np.zeros((h, s, d))
     dk, dv = np.zeros((t, d)), np.zeros((t, d))
     for j in range(h):
@@ -212,15 +188,32 @@ def attention_backward() -> Any:
     # In the order of the registers: columns in pairs, rows 8 apart, columns 8 apart; a thread has four at a time.
     tiles = dq.reshape(h * s // 64, 4, 2, 8, 8, 4, 2)  # warp, row's half, row | column's eighth, pair, column
     total = tiles.transpose(0, 4, 1, 3, 5, 2, 6).reshape(h * s // 64, 32, 128)
-    table = key_tile_table(1, 1, t, 1, 128, False)
-    arrays = table, q, k, v, do, -lse / np.log(2), delta, np.zeros(total.shape)
+    build = Build(d, d, np.dtype(BF16), config, False, d**-0.5, True)
+    table = key_tile_table(1, 1, t, 1, build.keys, False)
+    arrays = table, q, k, v, do, -lse / np.log(2), delta, np.zeros(total.shape), *([table] * config.split)
     arrays = tuple(x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays)
-    kernel = backward90._main(
-        1, 1, t, d, d, len(table), np.dtype(BF16), config, False, d**-0.5, True, True, total.shape
-    )
-    return kernel, "sm_90a", arrays, (dv[None, :, None], dk[None, :, None], total), BACKWARD_NAMES
+    kernel = backward90._main(1, 1, t, len(table), build, total.shape)
+    names = ["v", "d_out", "nlse", "delta", "start", *["same_table"] * config.split, "d_v", "d_k", "dq_sum"]
+    names += ["k_tile", "v_tile", "q_tile", "do_tile", "nlse_tile", "delta_tile"]
+    names += ["k_full", "v_full", "q_full", "q_empty", "do_full", "do_empty"]
+    names += ["ds_tile", "dq_tile", "ds_full", "ds_empty", "p_tile", "p_full", "p_empty"]
+    by_place = {f"rest[{i}]": name for i, name in enumerate(names)}
+    return kernel, "sm_90a", arrays, (dv[None, :, None], dk[None, :, None], total), by_place
+
+
+@maker
+def attention_backward() -> Any:
+    """Each computing warpgroup has 64 keys of its own."""
+    return _backward(backward90.AttentionBackwardConfig(block_q=64))
+
+
+@maker
+def attention_backward_split() -> Any:
+    """The computing warpgroups share 64 keys; P goes from one to the other."""
+    return _backward(backward90.AttentionBackwardConfig(block_q=64, split=True, dq_registers=64))
 
 
 NAMES = tuple(MAKERS)
-# Most of attention_short's equations are never reached, so their mutants would say nothing.
-MUTATED = tuple(n for n in NAMES if n != "attention_short")
+# Most of attention_short's equations are never reached, so their mutants would say nothing; those of the split backward kernel
+# have not been gone through yet.
+MUTATED = tuple(n for n in NAMES if n not in ("attention_short", "attention_backward_split"))

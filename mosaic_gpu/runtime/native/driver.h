@@ -35,6 +35,7 @@ inline constexpr int kCapabilityMinor = 76;                 // CU_DEVICE_ATTRIBU
 inline constexpr int kMaxDynamicShared = 8;                 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 inline constexpr int kNonPortableCluster = 14;              // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 inline constexpr int kClusterDimension = 4;                 // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+inline constexpr int kProgrammaticSerialization = 6;        // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 inline constexpr int kInterleaveNone = 0;                   // CU_TENSOR_MAP_INTERLEAVE_NONE
 inline constexpr int kPromotion256 = 3;                     // CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 inline constexpr int kFillZeros = 0;                        // CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
@@ -45,7 +46,7 @@ struct alignas(128) TensorMapImage {
 };
 static_assert(sizeof(TensorMapImage) == 128 && alignof(TensorMapImage) == 128);
 
-// CUlaunchAttribute, of which only the cluster size is used.
+// CUlaunchAttribute, of which the cluster size and programmatic stream serialization are used.
 struct LaunchAttribute {
   int id;
   char padding[4];
@@ -54,6 +55,7 @@ struct LaunchAttribute {
     struct {
       unsigned x, y, z;
     } cluster;
+    int programmatic;
   } value;
 };
 static_assert(sizeof(LaunchAttribute) == 72 && offsetof(LaunchAttribute, value) == 8);

@@ -140,19 +140,24 @@ Status Launcher::Launch(CUstream stream, const Buffer* buffers, size_t count) {
       parameters[i] = const_cast<unsigned char*>(std::get<ScalarParameter>(spec_.parameters[i]).bytes);
     }
   }
-  LaunchAttribute cluster{};
-  cluster.id = kClusterDimension;
-  cluster.value.cluster = {spec_.cluster[0], spec_.cluster[1], spec_.cluster[2]};
+  LaunchAttribute attributes[2] = {};
+  unsigned attribute_count = 0;
+  if (spec_.cluster_size() != 1) {
+    attributes[attribute_count].id = kClusterDimension;
+    attributes[attribute_count++].value.cluster = {spec_.cluster[0], spec_.cluster[1], spec_.cluster[2]};
+  }
+  if (spec_.early) {
+    attributes[attribute_count].id = kProgrammaticSerialization;
+    attributes[attribute_count++].value.programmatic = 1;
+  }
   LaunchConfig config{};
   std::copy(std::begin(spec_.grid), std::end(spec_.grid), config.grid);
   config.block[0] = spec_.threads;
   config.block[1] = config.block[2] = 1;
   config.shared_bytes = spec_.shared_bytes;
   config.stream = stream;
-  if (spec_.cluster_size() != 1) {
-    config.attributes = &cluster;
-    config.attribute_count = 1;
-  }
+  config.attributes = attribute_count != 0 ? attributes : nullptr;
+  config.attribute_count = attribute_count;
   const CUresult result = GetDriver().LaunchKernelEx(&config, kernel_->handle(), parameters.data(), nullptr);
   if (result == kSuccess) return Status();
   return DriverFailure("cuLaunchKernelEx", result, spec_,

@@ -105,6 +105,7 @@ Status ParseSpec(std::string_view bytes, Spec* spec) {
   spec->threads = reader.Value<uint32_t>();
   reader.Values(spec->cluster, 3);
   spec->shared_bytes = reader.Value<uint32_t>();
+  spec->early = reader.Value<uint32_t>();
   spec->toolchain = reader.Bytes(reader.Value<uint32_t>());
   spec->entry = reader.Bytes(reader.Value<uint32_t>());
   const uint32_t count = reader.Value<uint32_t>();

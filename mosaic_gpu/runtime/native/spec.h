@@ -11,7 +11,7 @@
 
 namespace mosaic_gpu {
 
-inline constexpr uint32_t kSpecVersion = 1;
+inline constexpr uint32_t kSpecVersion = 2;
 
 // A tensor map over buffer `buffer`: dims in elements, strides and extent in bytes, innermost dimension first.
 struct TensorMapParameter {
@@ -44,6 +44,7 @@ struct Spec {
   uint32_t threads;
   uint32_t cluster[3];
   uint32_t shared_bytes;
+  uint32_t early;  // 1: it may begin while earlier kernels of the stream run, and waits for them by itself
   std::string toolchain;
   std::string entry;
   std::vector<Parameter> parameters;

@@ -119,6 +119,15 @@ def test_a_cluster_of_one_is_no_attribute(driver, make_spec):
     assert driver.calls("cuLaunchKernelEx")[0]["cluster"] == "none"
 
 
+def test_a_kernel_that_may_begin_early(driver, make_spec):
+    """Programmatic stream serialization, alone and beside a cluster; never unasked."""
+    for early, cluster, seen in ((True, (1, 1, 1), "none"), (True, (2, 1, 1), "2,1,1"), (False, (2, 1, 1), "2,1,1")):
+        with Launcher(make_spec(grid=(2, 1, 1), cluster=cluster, early=early)) as launcher:
+            launcher.launch([], [])
+        call = driver.calls("cuLaunchKernelEx")[-1]
+        assert (call["early"], call["cluster"]) == (str(int(early)), seen)
+
+
 def test_clusters_above_eight_are_allowed_explicitly(driver, make_spec):
     for cluster, attributes in (((8, 1, 1), []), ((16, 1, 1), [("14", "1")])):
         before = len(driver.calls("cuKernelSetAttribute"))

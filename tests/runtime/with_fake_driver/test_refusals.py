@@ -155,8 +155,8 @@ def test_damaged_specifications_are_refused(make_spec):
             Launcher(blob[:size])
     with pytest.raises(errors.MosaicGpuError, match="damaged"):
         Launcher(blob + b"\0")
-    with pytest.raises(errors.MosaicGpuError, match="version 1"):
-        Launcher(blob[:4] + b"\2\0\0\0" + blob[8:])
+    with pytest.raises(errors.MosaicGpuError, match="version is 3, this launcher reads version 2"):
+        Launcher(blob[:4] + b"\3\0\0\0" + blob[8:])
 
 
 def test_random_damage_never_ends_the_process(driver, make_spec):
