@@ -24,6 +24,7 @@ _FILES = (
     "math",
     "numbers",
     "matrix",
+    "mma",
     "wgmma",
     "tcgen05",
 )

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import Line
 from ..program import Equation, Literal, Operand, Region, View
 from .primitives import literal
+from .products import dot_general
 from .random import RANDOM
 
 if TYPE_CHECKING:
@@ -264,6 +265,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "warp_branch": _warp_branch,
     "warp_map": _warp_map,
     "axis_index": _axis_index,
+    "dot_general": dot_general,
     **RANDOM,
     "inlined": _inlined,
 }

@@ -130,13 +130,6 @@ def op(
     return OPS[name]
 
 
-# What to write instead of JAX's own operations that users try first.
-INSTEAD = {
-    "dot_general": "a product of matrices is wgmma (sm_90a) or tcgen05_mma (sm_100a); of a matrix and a vector, "
-    "jnp.sum(a * x[None, :], axis=1)",
-}
-
-
 def lookup(name: str, table: Table, line: Line | None) -> Op:
     """The op if the table has it, else `UnsupportedPrimitive` naming primitive, table, line and the way out."""
     found = OPS.get(name)
@@ -144,7 +137,7 @@ def lookup(name: str, table: Table, line: Line | None) -> Op:
         return found
     generation, scope = table
     where = [f"{g.value}/{s.value}" for g, s in (found.emit_rules if found else {})]
-    hint = (found.instead if found else INSTEAD.get(name, "")) or (
+    hint = (found.instead if found else "") or (
         f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}"
         if where
         else "rewrite it with the operations that docs/ops.md lists"

@@ -408,20 +408,6 @@ def test_a_body_that_returns_its_result():
     assert isinstance(error, ValueError) and "stored to output Refs: o[...] = x" in text
 
 
-@pytest.mark.parametrize(
-    "use, words",
-    [
-        (lambda x: jnp.dot(x, x), "'dot_general' .* wgmma .*sm_90a"),
-    ],
-)
-def test_what_there_is_instead(use, words):
-    def body(x, o):
-        o[...] = use(x[...])
-
-    with pytest.raises(MosaicGpuError, match=words):
-        build_plan(plgpu.kernel(body, S).program(S), "sm_90a")
-
-
 def test_a_tile_that_does_not_divide_over_the_threads():
     """Threads hold replicas, of which one is stored."""
 

@@ -1,5 +1,5 @@
 // What an emitted kernel needs of CUDA C++ and of the prelude, for the host: every GPU thread is a thread of the host.
-// Only kernels that neither multiply on tensor cores nor copy by TMA; their arithmetic, addresses and barriers are tried.
+// Only kernels without wgmma, tcgen05 and TMA; their arithmetic, addresses and barriers are tried.
 #include <math.h>
 #include <string.h>
 
@@ -78,10 +78,58 @@ DI void stmatrix_x4(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
   }
 }
 
-DI void ldmatrix_x4(u32& r0, u32& r1, u32& r2, u32& r3, u32 address) {
-  u32* r[4] = {&r0, &r1, &r2, &r3};
-  for (int j = 0; j < 4; j++) {
+// Lane i has the address of row i % 8 of matrix i / 8; register j of a lane holds 4 bytes of matrix j.
+template <int N> DI void ldmatrix(u32 (&r)[N], u32 address) {
+  for (int j = 0; j < N; j++) {
     u32 row = exchange(address, 8 * j + own_lane() / 4);
-    memcpy(r[j], shared + row + 4 * (own_lane() % 4), 4);
+    memcpy(&r[j], shared + row + 4 * (own_lane() % 4), 4);
   }
 }
+DI void ldmatrix_x2(u32& r0, u32& r1, u32 address) {
+  u32 r[2];
+  ldmatrix(r, address);
+  r0 = r[0], r1 = r[1];
+}
+DI void ldmatrix_x4(u32& r0, u32& r1, u32& r2, u32& r3, u32 address) {
+  u32 r[4];
+  ldmatrix(r, address);
+  r0 = r[0], r1 = r[1], r2 = r[2], r3 = r[3];
+}
+
+DI u32 to_tf32(float x) { u32 u = bits<u32>(x); return x - x != 0 ? u : (u + 0x1000) & 0xffffe000u; }
+
+// mma.sync m16n8, 32 bytes of K, by PTX's table of fragments: a line of K lies in the four lanes of a group, 4 bytes each.
+static u32 tiles[32][32][6];
+struct F16 { typedef u16 stored; static float of(u16 x) { return from_f16(x); } };
+struct Bf16 { typedef u16 stored; static float of(u16 x) { return from_bf16(x); } };
+struct Tf32 { typedef u32 stored; static float of(u32 x) { return bits<float>(x & 0xffffe000u); } };
+struct S8 { typedef u8 stored; static int of(u8 x) { return (signed char)x; } };
+struct U8 { typedef u8 stored; static int of(u8 x) { return x; } };
+template <class A, class B, class T>
+void mma(T& d0, T& d1, T& d2, T& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  auto& all = tiles[threadIdx.x / 32];
+  u32 own[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(all[own_lane()], own, sizeof own);
+  __syncwarp();
+  T* d[4] = {&d0, &d1, &d2, &d3};
+  for (int i = 0; i < 4; i++) {
+    int row = own_lane() / 4, column = own_lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < 8; k++) {  // 4 bytes of K
+      u32 a = all[row * 4 + k % 4][i / 2 + k / 4 * 2], b = all[column * 4 + k % 4][4 + k / 4];
+      for (unsigned s = 0; s < 4; s += sizeof(typename A::stored))
+        *d[i] += A::of((typename A::stored)(a >> 8 * s)) * B::of((typename B::stored)(b >> 8 * s));
+    }
+  }
+  __syncwarp();
+}
+#define MMA(name, A, B, T)                                                                                    \
+  DI void name(T& d0, T& d1, T& d2, T& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {                  \
+    mma<A, B>(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1);                                                        \
+  }
+MMA(mma_f16_f16, F16, F16, float)
+MMA(mma_bf16_bf16, Bf16, Bf16, float)
+MMA(mma_tf32_tf32, Tf32, Tf32, float)
+MMA(mma_s8_s8, S8, S8, int)
+MMA(mma_s8_u8, S8, U8, int)
+MMA(mma_u8_s8, U8, S8, int)
+MMA(mma_u8_u8, U8, U8, int)

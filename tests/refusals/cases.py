@@ -557,3 +557,20 @@ case(
     grid=(2,),
     grid_names=("x",),
 )
+
+
+# ---- products of arrays ------------------------------------------------------------------------------------------------------
+def _dot(precision: Any) -> Callable[..., Any]:
+    return lambda a, c: c.__setitem__(..., lax.dot(a[...], a[...], precision=precision))
+
+
+B64 = x(64, 64, dtype=jnp.bfloat16)
+case(
+    "a product of float8 in registers",
+    lambda a, c: c.__setitem__(..., jnp.dot(a[...], a[...])),
+    x(64, 64, dtype=jnp.float8_e5m2),
+    out=o(64, 64, dtype=jnp.float8_e5m2),
+)
+case("an algorithm that no type here has", _dot(lax.DotAlgorithmPreset.F16_F16_F16), B64, out=o(64, 64, dtype=BF))
+ALGORITHM = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, F)
+case("an algorithm without a name", _dot(ALGORITHM), B64, out=o(64, 64, dtype=BF))

@@ -1,0 +1,134 @@
+"""Emission of products of register arrays: operands to the scratch in lines of K, then tiles of mma.sync or single fmas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..layouts.shared import itemsize
+from ..program import Equation, Operand
+from .emit_moves import row_major
+from .text import C_TYPES, c_type
+
+
+def _strides(axes: tuple[int, int, int], values: tuple[int, int, int], rank: int) -> list[int]:
+    """For each dimension of an operand the value of its part (batch, m or n, k)."""
+    out = [0] * rank
+    for axis, value in zip(axes, values, strict=True):
+        if axis >= 0:
+            out[axis] = value
+    return out
+
+
+def emit_by_tiles(out: Any, e: Equation, d: Any) -> None:
+    """The product on tensor cores.  d: `ops.dot.Dot`."""
+    x, y = e.operands
+    m, n, k = d.padded
+    pitch, (base, nbytes) = d.pitch // d.size, d.operand_bytes()
+    out.met()
+    if not d.whole:
+        total = (base + nbytes) // 4
+        out.line(f"for (int i = here(tid); i < {total}; i += 128) ((u32*)(shared + {out.scratch}))[i] = 0;")
+        out.met()
+    for o, axes, lines, start in ((x, d.left, m, 0), (y, d.right, n, base)):
+        with out.block():
+            strides = _strides(axes, (lines * pitch, pitch, 1), len(o.shape))
+            positions = out.positions("at", out.layout(o), strides)
+            for i, p in enumerate(positions):
+                value = out.element(o, i)
+                out.write_place(o.dtype, p, f"__uint_as_float(to_tf32({value}))" if "tf32" in d.kind else value, start)
+    out.met()
+    texts = _tiles(out, e, d, base)
+    result, layout = e.results[0], d.result_layout()
+    if layout is not None and out.layout(result) is not None and out.layout(result).same_map(layout):
+        out.assign_elements(result, texts)
+        return
+    out.met()
+    to = (d.m * d.n, d.n, 1)
+    with out.block():
+        rows = out.coordinates("c", d.layout())
+        for text, (_, i, j), at in zip(texts, rows, (_dot(r, to) for r in rows), strict=True):
+            inside = [f"{i} < {d.m}"] * (m != d.m) + [f"{j} < {d.n}"] * (n != d.n)
+            with out.block(f"if ({' && '.join(inside)})" if inside else ""):
+                out.write_place(result.dtype, at, text)
+    out.met()
+    out.from_scratch(result, row_major(result.shape))
+
+
+def _dot(coordinates: list[str], strides: tuple[int, ...]) -> str:
+    return " + ".join(f"({c}) * {s}" for c, s in zip(coordinates, strides, strict=True))
+
+
+def _tiles(out: Any, e: Equation, d: Any, base: int) -> list[str]:
+    """Multiplies; the accumulators in the order of `d.layout()`'s registers."""
+    m, n, k = d.padded
+    rows, columns = d.warps
+    row_tiles, column_tiles = m // 16 // rows, n // 8 // columns
+    name, kind = f"d{e.results[0].id}", C_TYPES[d.acc]
+    count = 4 * row_tiles * column_tiles * d.batch
+    for i in range(0, count, 4):
+        out.line(f"{kind} " + ", ".join(f"{name}_{i + j} = 0" for j in range(4)) + ";")
+    address = f"smem + {out.scratch}"
+    # Lane by lane the 16 bytes of ldmatrix: A 16 lines, twice; B 8 lines, twice, of two tiles.
+    out.line(f"const u32 {name}_a = {address} + (here(warp) % {rows} * 16 + lane % 16) * {d.pitch} + lane / 16 * 16;")
+    second = 8 * columns
+    out.line(
+        f"const u32 {name}_b = {address} + {base} + (here(warp) / {rows} % {columns} * 8 + lane % 8"
+        f" + lane / 16 * {second if column_tiles > 1 else 0}) * {d.pitch} + lane / 8 % 2 * 16;"
+    )
+    for b in range(d.batch):
+        with out.block(f"for (int k = 0; k < {k * d.size}; k += 32)"):
+            for i in range(row_tiles):
+                registers = [f"a{i}_{r}" for r in range(4)]
+                at = (b * m + i * 16 * rows) * d.pitch
+                out.line(f"u32 {', '.join(registers)}; ldmatrix_x4({', '.join(registers)}, {name}_a + {at} + k);")
+            for j in range(0, column_tiles, 2):
+                two = j + 1 < column_tiles
+                registers = [f"b{j}_{r}" for r in range(4 if two else 2)]
+                at = (b * n + j * second) * d.pitch
+                function = "ldmatrix_x4" if two else "ldmatrix_x2"
+                out.line(f"u32 {', '.join(registers)}; {function}({', '.join(registers)}, {name}_b + {at} + k);")
+                for t in range(2 if two else 1):
+                    for i in range(row_tiles):
+                        first = 4 * (j + t + column_tiles * (i + row_tiles * b))
+                        accumulators = ", ".join(f"{name}_{first + r}" for r in range(4))
+                        a = ", ".join(f"a{i}_{r}" for r in range(4))
+                        out.line(f"mma_{d.kind}({accumulators}, {a}, b{j}_{2 * t}, b{j}_{2 * t + 1});")
+    texts = [f"{name}_{i}" for i in range(count)]
+    dtype = e.results[0].dtype
+    return texts if d.acc in (dtype, "float32") else [f"({c_type(dtype)}){t}" for t in texts]
+
+
+def emit_by_elements(out: Any, e: Equation, d: Any) -> None:
+    """Every thread computes the elements of the result that it holds."""
+    x, y = e.operands
+    result = e.results[0]
+    start = -(-math.prod(x.shape) * itemsize(x.dtype) // 16) * 16
+    out.met()
+    for o, base in ((x, 0), (y, start)):
+        with out.block():
+            out.to_scratch(o, out.positions("at", out.layout(o), row_major(o.shape)), base)
+    out.met()
+    layout, name = out.layout(result), f"d{result.id}"
+    coordinates = out.coordinates(f"{name}_c", layout) if layout is not None else [[]]
+    kind = {"float32": "float", "float64": "double"}.get(d.acc, "u64" if itemsize(d.acc) == 8 else "u32")
+    for i, c in enumerate(coordinates):
+        places = [_place(d, o, axes, c, side) for side, (o, axes) in enumerate(((x, d.left), (y, d.right)))]
+        out.line(f"{kind} {name}_{i} = 0; const int {name}_x{i} = {places[0]}, {name}_y{i} = {places[1]};")
+    steps = [row_major(o.shape)[axes[2]] for o, axes in ((x, d.left), (y, d.right))]
+    with out.block(f"for (int k = 0; k < {d.k}; ++k)"):
+        for i in range(len(coordinates)):
+            a = out.read_place(x.dtype, f"{name}_x{i} + k * {steps[0]}")
+            b = out.read_place(y.dtype, f"{name}_y{i} + k * {steps[1]}", start)
+            out.line(f"{name}_{i} += ({kind}){a} * ({kind}){b};")
+    out.assign_elements(result, [f"({c_type(result.dtype)}){name}_{i}" for i in range(len(coordinates))])
+
+
+def _place(d: Any, o: Operand, axes: tuple[int, int, int], coordinates: list[str], side: int) -> str:
+    """Where the line of K of an operand starts that an element of the result takes."""
+    strides, terms = row_major(o.shape), []
+    names = ["batch"] * (d.left[0] >= 0) + ["left"] * (d.left[1] >= 0) + ["right"] * (d.right[1] >= 0)
+    for name, axis in (("batch", axes[0]), ("right" if side else "left", axes[1])):
+        if axis >= 0:
+            terms.append(f"({coordinates[names.index(name)]}) * {strides[axis]}")
+    return " + ".join(terms) or "0"

@@ -1,0 +1,109 @@
+"""`dot_general` to products of at most one batch, one contracted and one free dimension of each operand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from ..errors import Line, UnsupportedCall
+from ..ops.dot import ACCURATE
+from ..program import Equation, Operand, Value
+from .primitives import dtype_name
+
+if TYPE_CHECKING:
+    from .trace import Tracer
+
+EXACT = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
+# Algorithms by the operand type that they are: the tensor core's own, accumulating in float32.
+OWN = {"float16": ("F16_F16_F32",), "bfloat16": ("BF16_BF16_F32",), "float32": ("TF32_TF32_F32",)}
+
+
+def _precision(precision: Any, dtype: str, line: Line | None) -> str:
+    """'' for the tensor core's way with a type, 'exact' for float32 products of all bits."""
+    if precision is None:
+        return ""
+    if isinstance(precision, jax.lax.DotAlgorithmPreset):
+        name = precision.name
+        if name == "DEFAULT" or name in OWN.get(dtype, ()):
+            return ""
+        if name in EXACT and dtype in ("float32", "float64"):
+            return ACCURATE
+        known = [*OWN.get(dtype, ()), *(EXACT if dtype in ("float32", "float64") else ())]
+        raise UnsupportedCall(
+            f"dot_general(precision={name}) of {dtype} operands: there is no such product here; of {dtype} there are "
+            f"{', '.join(known) or 'none'} and jax.lax.Precision",
+            line,
+        )
+    both = precision if isinstance(precision, (tuple, list)) else (precision, precision)
+    if not all(p is None or isinstance(p, jax.lax.Precision) for p in both):
+        raise UnsupportedCall(
+            f"dot_general(precision={precision}): a jax.lax.Precision or jax.lax.DotAlgorithmPreset", line
+        )
+    return "" if all(p in (None, jax.lax.Precision.DEFAULT) for p in both) else ACCURATE
+
+
+def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    x, y = (tr.read(v) for v in e.invars)
+    (contract_x, contract_y), (batch_x, batch_y) = e.params["dimension_numbers"]
+    result = e.outvars[0].aval
+    dtype = dtype_name(result.dtype)
+    common = x.dtype
+    if x.dtype != y.dtype and {x.dtype, y.dtype} != {"int8", "uint8"}:
+        common = dtype_name(jax.numpy.promote_types(np.dtype(e.invars[0].aval.dtype), np.dtype(e.invars[1].aval.dtype)))
+        x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
+    precision = _precision(e.params.get("precision"), common, line)
+    left, x = _grouped(tr, x, tuple(batch_x), tuple(contract_x), out, line)
+    right, y = _grouped(tr, y, tuple(batch_y), tuple(contract_y), out, line)
+    shape = [x.shape[left[0]]] * (left[0] >= 0)
+    shape += [o.shape[axes[1]] for o, axes in ((x, left), (y, right)) if axes[1] >= 0]
+    if tuple(shape) == tuple(result.shape):
+        results = tr.define(e.outvars)
+        product = results[0]
+    else:
+        product = tr.fresh(shape, dtype)
+    params = (("dims", (left, right)), ("precision", precision))
+    out.append(Equation("dot_general", (x, y), (product,), params, (), line))
+    if tuple(shape) != tuple(result.shape):
+        out.append(Equation("reshape", (product,), tr.define(e.outvars), (("new_sizes", result.shape),), (), line))
+
+
+def _converted(tr: Tracer, x: Operand, dtype: str, out: list[Equation], line: Line | None) -> Operand:
+    if x.dtype == dtype:
+        return x
+    y = tr.fresh(x.shape, dtype)
+    out.append(Equation("convert_element_type", (x,), (y,), (("new_dtype", dtype),), (), line))
+    return y
+
+
+def _grouped(
+    tr: Tracer, x: Operand, batch: Sequence[int], contract: Sequence[int], out: list[Equation], line: Line | None
+) -> tuple[tuple[int, int, int], Operand]:
+    """(axes of batch, free and contracted, -1 for none; the operand with at most one of each)."""
+    assert isinstance(x, Value)
+    free = [d for d in range(len(x.shape)) if d not in (*batch, *contract)]
+    groups = [list(batch), free, list(contract)]
+    if all(len(g) <= 1 for g in groups) and contract:
+        batch_axis, free_axis, contract_axis = ((*g, -1)[0] for g in groups)
+        return (batch_axis, free_axis, contract_axis), x
+    order = [d for g in groups for d in g]
+    if order != sorted(order):
+        turned = tr.fresh([x.shape[d] for d in order], x.dtype)
+        out.append(Equation("transpose", (x,), (turned,), (("permutation", tuple(order)),), (), line))
+        x = turned
+    kept = [g for i, g in enumerate(groups) if g or i == 2]  # without a contracted dimension there is one of extent 1
+    sizes, at = [], 0
+    for g in kept:
+        sizes.append(math.prod(x.shape[at : at + len(g)]))
+        at += len(g)
+    flat = tr.fresh(sizes, x.dtype)
+    out.append(Equation("reshape", (x,), (flat,), (("new_sizes", tuple(sizes)),), (), line))
+    axes, position = [], 0
+    for i, g in enumerate(groups):
+        present = bool(g) or i == 2
+        axes.append(position if present else -1)
+        position += present
+    return (axes[0], axes[1], axes[2]), flat

@@ -1,0 +1,198 @@
+"""Products of register arrays: `jnp.dot`, `@`, `lax.dot_general`.
+
+Both operands meet in the warpgroup's scratch, each line of K contiguous, and every warp takes its tiles of the result:
+`mma.sync` m16n8 with 32 bytes of K at a time (PTX ISA 9.7.14.5) for 16-bit floats, tf32 and 8-bit integers, accumulating in
+float32 or int32; for all other types one fma after the other.  Extents that are no multiple of a tile's are filled up with
+zeros.  On sm_90a the planner makes a wgmma of a product whose operands lie in shared memory as wgmma reads them
+(`plan/products.py`); then none of this runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..codegen.emit_dot import emit_by_elements, emit_by_tiles
+from ..errors import UnsupportedCall
+from ..layouts.registers import Digit, RegisterLayout
+from ..layouts.shared import itemsize
+from ..program import Equation
+from .elementwise import FLOATS, INTEGERS, numpy_dtype
+from .registry import WARPGROUP, op
+
+dot_general = op(
+    "dot_general",
+    pure=True,
+    whole=True,
+    dtypes=(*FLOATS, *INTEGERS),
+    instead="a product takes a whole warpgroup; do it outside of warp_map",
+)
+TILES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8", "uint8": "u8"}
+ACCURATE = "exact"  # parameter `precision`: float32 products of all 24 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    """One product [batch] (m, k) x (k, n).
+
+    left, right: which axis of an operand is batch, m (n), k; -1: it has none, and the extent is 1.
+    kind: of the tensor core's instruction, as 'bf16_bf16', or '' where there is none; acc: what it accumulates in.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    left: tuple[int, int, int]
+    right: tuple[int, int, int]
+    kind: str
+    acc: str
+    size: int  # bytes of an element
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        """Extents (m, n, k) in whole tiles."""
+        step = 32 // self.size
+        return -(-self.m // 16) * 16, -(-self.n // 8) * 8, -(-self.k // step) * step
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one line of K to the next: an odd number of 16, so that eight lines lie in different banks."""
+        return self.padded[2] * self.size + 16
+
+    @property
+    def whole(self) -> bool:
+        return self.padded == (self.m, self.n, self.k)
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Warps along m and along n."""
+        rows = math.gcd(4, self.padded[0] // 16)
+        return rows, math.gcd(4 // rows, self.padded[1] // 8)
+
+    def layout(self) -> RegisterLayout:
+        """Of the accumulators, (batch, m, n) in whole tiles (PTX ISA 9.7.14.5.8); for m % 64 == 0 that of wgmma."""
+        m, n, _ = self.padded
+        rows, columns = self.warps
+        reg = (
+            Digit(2, 2, 1),
+            Digit(2, 1, 8),
+            Digit(n // 8 // columns, 2, 8 * columns),
+            Digit(m // 16 // rows, 1, 16 * rows),
+            Digit(self.batch, 0, 1),
+        )
+        warp = (Digit(rows, 1, 16), Digit(columns, 2, 8), Digit(4 // rows // columns, None))
+        return RegisterLayout("MMA", (self.batch, m, n), reg, (Digit(4, 2, 2), Digit(8, 1, 1)), warp)
+
+    def result_layout(self) -> RegisterLayout | None:
+        """The same for the result as it is; None where it is no whole number of tiles."""
+        if self.padded[:2] != (self.m, self.n) or -1 in (self.left[1], self.right[1]):
+            return None
+        layout = self.layout()
+        return layout if self.left[0] >= 0 else dataclasses.replace(layout.reduce(0), name="MMA")
+
+    def operand_bytes(self) -> tuple[int, int]:
+        """Of each operand in the scratch, in lines of K."""
+        m, n, _ = self.padded
+        return self.batch * m * self.pitch, self.batch * n * self.pitch
+
+
+def dot_of(e: Equation) -> Dot:
+    """What a dot_general is.  params: dims (left and right as in `Dot`), precision ('' or 'exact')."""
+    x, y = e.operands
+    left, right = e.param("dims")
+
+    def extent(o: Any, axis: int) -> int:
+        return o.shape[axis] if axis >= 0 else 1
+
+    on_tiles = x.dtype in TILES and not (x.dtype == "float32" and e.param("precision") == ACCURATE)
+    kind = f"{TILES[x.dtype]}_{TILES[y.dtype]}" if on_tiles else ""
+    out = e.results[0].dtype
+    if out in FLOATS:
+        acc = "float64" if out == "float64" else "float32"
+    else:
+        acc = out if itemsize(out) == 8 else "int32"
+    if acc != ("int32" if x.dtype in INTEGERS else "float32"):
+        kind = ""  # which is what the tensor core accumulates in
+    size = itemsize(x.dtype)
+    batch, m, k = (extent(x, a) for a in left)
+    return Dot(batch, m, extent(y, right[1]), k, left, right, kind, acc, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+    """A layout where a name of one is expected."""
+
+    layout: RegisterLayout
+
+    def of(self, shape: tuple[int, ...]) -> RegisterLayout:
+        return self.layout
+
+
+@dot_general.layouts
+def _(solver: Any, e: Equation) -> None:
+    d = dot_of(e)
+    layout = d.result_layout() if d.kind else None
+    if layout is not None:
+        solver.prefer(e, e.results[0], _Fixed(layout))
+
+
+@dot_general.plan(scopes=(WARPGROUP,))
+def _(ctx: Any, e: Equation) -> Dot:
+    x = e.operands[0]
+    if x.dtype not in (*FLOATS, *INTEGERS):
+        raise UnsupportedCall(
+            f"dot_general of {x.dtype} in registers; convert with astype first, or on sm_90a multiply what lies in shared "
+            "memory, contiguous along K, tiled and swizzled",
+            e.line,
+        )
+    return dot_of(e)
+
+
+@dot_general.scratch
+def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
+    d = dot_of(e)
+    x, y, result = *e.operands, e.results[0]
+    if not d.kind:
+        nbytes = [math.prod(o.shape) * itemsize(o.dtype) for o in (x, y)]
+        return -(-nbytes[0] // 16) * 16 + nbytes[1]
+    return max(sum(d.operand_bytes()), math.prod(result.shape) * itemsize(result.dtype))
+
+
+@dot_general.emit(scopes=(WARPGROUP,))
+def _(out: Any, step: Any) -> None:
+    (emit_by_tiles if step.data.kind else emit_by_elements)(out, step.equation, step.data)
+
+
+def to_tf32(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to the 10 bits of tf32, ties away from zero, as `cvt.rna.tf32.f32` does."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = np.where(np.isfinite(x), (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000), bits)
+    result: np.ndarray = rounded.view(np.float32)
+    return result
+
+
+@dot_general.simulate
+def _(sim: Any, step: Any) -> None:
+    from ..simulator.tensor_core import matmul
+
+    e, d = step.equation, step.data
+    result = e.results[0]
+    operands = []
+    for o, axes, middle in zip(e.operands, (d.left, d.right), (d.m, d.n), strict=True):
+        x = np.asarray(sim.read(o))
+        x = np.transpose(x, [a for a in axes if a >= 0]).reshape(d.batch, middle, d.k)
+        if d.kind.startswith("tf32"):
+            x = to_tf32(x)
+        wide = np.int64 if x.dtype.kind in "iu" else np.float32 if x.dtype.itemsize == 2 else x.dtype
+        operands.append(x.astype(wide))
+    with np.errstate(all="ignore"):
+        if d.acc == "float32" or d.kind:
+            found = np.stack([matmul(a, b.T) for a, b in zip(*operands, strict=True)])
+        else:
+            found = np.matmul(operands[0], operands[1].transpose(0, 2, 1))
+        sim.write(result, found.reshape(result.shape).astype(numpy_dtype(result.dtype)))

@@ -1,0 +1,157 @@
+"""`dot_general` on sm_90a as wgmma, where its operands lie in shared memory as wgmma reads them.
+
+A product becomes a scope with an accumulator, one wgmma group and the read that waits for it, before anything else looks at
+the role; so its waits, fences and commits are those of every wgmma.  B, and A where it can, is read where it was loaded from,
+which is the same if nothing between the load and the product writes memory or waits.  Other products stay `dot_general`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ..errors import MosaicGpuError
+from ..layouts.operands import shared_operand
+from ..layouts.registers import Layout
+from ..layouts.shared import shared_layout
+from ..memory import MemorySpace
+from ..ops.dot import ACCURATE, dot_of
+from ..ops.registry import OPS, Generation
+from ..ops.wgmma import TYPES
+from ..program import Equation, Operand, Program, Region, Value, View, scalars_of, walk
+from .roles import DEAD_IF_UNUSED
+
+LOADS = ("get", "load")
+
+
+def use_wgmma(equations: Sequence[Equation], program: Program, generation: Generation) -> tuple[Equation, ...]:
+    """A role's equations with its products rewritten where that is possible."""
+    if generation is not Generation.SM90 or not any(e.op == "dot_general" for e in walk(tuple(equations))):
+        return tuple(equations)
+    written = {
+        o.ref.id
+        for e in walk(program.body)
+        if e.op in ("swap", "put_indexed")
+        for o in e.operands[:1]
+        if isinstance(o, View) and o.space.kind == "smem"
+    }
+    out = _Rewriter(written, itertools.count(1 + _last(equations, program))).region(equations)
+    return _without_unused(out)
+
+
+def _last(equations: Sequence[Equation], program: Program) -> int:
+    """The highest id of a value."""
+    found = [v.id for v in (*program.inputs, *program.scratch)]
+    for e in (*walk(program.body), *walk(tuple(equations))):
+        found += [v.id for v in (*e.results, *(x for r in e.regions for x in r.inputs))]
+    return max(found)
+
+
+class _Rewriter:
+    """written: ids of shared buffers that ordinary stores write; ids: fresh ones."""
+
+    def __init__(self, written: set[int], ids: Iterator[int]) -> None:
+        self.written, self.ids = written, ids
+
+    def region(self, equations: Sequence[Equation]) -> tuple[Equation, ...]:
+        out: list[Equation] = []
+        loaded: dict[int, View] = {}  # arrays that are, at this point, what a view of shared memory holds
+        for e in equations:
+            if e.op in LOADS and isinstance(e.operands[0], View) and e.operands[0].space.kind == "smem":
+                if len(e.operands[0].shape) == 2:
+                    loaded[e.results[0].id] = e.operands[0]
+            elif e.op == "transpose" and isinstance(e.operands[0], Value) and e.operands[0].id in loaded:
+                loaded[e.results[0].id] = _transposed(loaded[e.operands[0].id])
+            elif e.op == "dot_general":
+                out += self.product(e, loaded) or [e]
+                continue
+            elif not (e.op in DEAD_IF_UNUSED or OPS[e.op].pure or e.op in (*LOADS, "num_programs")):
+                loaded = {}
+            regions = tuple(Region(r.inputs, self.region(r.equations), r.outputs) for r in e.regions)
+            out.append(e.with_(regions=regions))
+        return tuple(out)
+
+    def fresh(self, shape: tuple[int, ...], dtype: str, space: MemorySpace | None = None) -> Value:
+        return Value(next(self.ids), shape, dtype, space)
+
+    def product(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
+        """The equations that take a product's place; None where wgmma cannot do it."""
+        d = dot_of(e)
+        x, y = e.operands
+        result = e.results[0]
+        b_types, acc_types = TYPES.get(x.dtype, ((), ()))
+        if (
+            d.left[0] >= 0
+            or -1 in (*d.left[1:], *d.right[1:])
+            or (x.dtype == "float32" and e.param("precision") == ACCURATE)
+            or y.dtype not in b_types
+            or d.acc not in acc_types
+            or d.m % 64
+            or d.n % (16 if d.acc == "int32" and d.n > 32 else 8)
+            or d.n > 256
+            or d.k % (32 // d.size)
+        ):
+            return None
+        b = self.operand(y, loaded, d.right[2] == 1, 0)
+        if b is None:
+            return None
+        a: Operand | None = self.operand(x, loaded, d.left[2] == 0, 1)
+        out: list[Equation] = []
+        if a is None:
+            if x.dtype not in ("float16", "bfloat16") or d.left[2] == 0 or not isinstance(x, Value):
+                return None
+            a = self.fresh(x.shape, x.dtype)
+            out.append(Equation("layout_cast", (x,), (a,), (("layout", Layout.WGMMA),), (), e.line))
+        if any(isinstance(o, View) and (o.ref.id in self.written or o.space.union) for o in (a, b)):
+            # What ordinary stores wrote, the tensor core sees after a fence.
+            out.append(Equation("commit_smem", (), (), (), (), e.line))
+        acc = self.fresh((d.m, d.n), d.acc, MemorySpace("acc"))
+        inside, outside = self.fresh((d.m, d.n), d.acc), self.fresh((d.m, d.n), d.acc)
+        if result.dtype == d.acc:
+            outside = result
+        body = (
+            Equation("wgmma", (View.whole(acc), a, b), (), (), (), e.line),
+            Equation("get", (View.whole(acc),), (inside,), (), (), e.line),
+        )
+        scope = (("collective_axes", ()),)
+        out.append(Equation("run_scoped", (), (outside,), scope, (Region((acc,), body, (inside,)),), e.line))
+        if result.dtype != d.acc:
+            to = (("new_dtype", result.dtype),)
+            out.append(Equation("convert_element_type", (outside,), (result,), to, (), e.line))
+        return out
+
+    def operand(self, o: Operand, loaded: dict[int, View], turn: bool, k_axis: int) -> View | None:
+        """The view of an operand that a matrix descriptor describes, if there is one."""
+        view = loaded.get(o.id) if isinstance(o, Value) else None
+        if view is None:
+            return None
+        view = _transposed(view) if turn else view
+        try:
+            layout = shared_layout(view.ref.shape, view.dtype, view.space, None)
+            shared_operand(view, layout, k_axis, "operand", None)
+        except MosaicGpuError:
+            return None
+        return view
+
+
+def _transposed(view: View) -> View:
+    return View(view.ref, view.dims, tuple(reversed(view.permutation)))
+
+
+def _without_unused(equations: tuple[Equation, ...]) -> tuple[Equation, ...]:
+    """Loads that only products took, and their transposes, are gone."""
+    while True:
+        used = {v.id for e in walk(equations) for o in e.operands for v in scalars_of(o)}
+        used |= {v.id for e in walk(equations) for r in e.regions for o in r.outputs for v in scalars_of(o)}
+        kept = _sweep(equations, used)
+        if kept == equations:
+            return kept
+        equations = kept
+
+
+def _sweep(equations: tuple[Equation, ...], used: set[int]) -> tuple[Equation, ...]:
+    return tuple(
+        e.with_(regions=tuple(Region(r.inputs, _sweep(r.equations, used), r.outputs) for r in e.regions))
+        for e in equations
+        if not (e.op in (*LOADS, "transpose") and e.results[0].id not in used)
+    )
