@@ -64,7 +64,7 @@ def _tiles(out: Any, e: Equation, d: Any, base: int) -> list[str]:
     m, n, k = d.padded
     rows, columns = d.warps
     row_tiles, column_tiles = m // 16 // rows, n // 8 // columns
-    name, kind = f"d{e.results[0].id}", C_TYPES[d.acc]
+    name, kind = f"dot{e.results[0].id}", C_TYPES[d.acc]
     count = 4 * row_tiles * column_tiles * d.batch
     for i in range(0, count, 4):
         out.line(f"{kind} " + ", ".join(f"{name}_{i + j} = 0" for j in range(4)) + ";")
@@ -109,7 +109,7 @@ def emit_by_elements(out: Any, e: Equation, d: Any) -> None:
         with out.block():
             out.to_scratch(o, out.positions("at", out.layout(o), row_major(o.shape)), base)
     out.met()
-    layout, name = out.layout(result), f"d{result.id}"
+    layout, name = out.layout(result), f"dot{result.id}"
     coordinates = out.coordinates(f"{name}_c", layout) if layout is not None else [[]]
     kind = {"float32": "float", "float64": "double"}.get(d.acc, "u64" if itemsize(d.acc) == 8 else "u32")
     for i, c in enumerate(coordinates):

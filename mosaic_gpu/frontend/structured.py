@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import Line
 from ..program import Equation, Literal, Operand, Region, View
+from .gathers import GATHERS
 from .primitives import literal
 from .products import dot_general
 from .random import RANDOM
@@ -267,5 +268,6 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "axis_index": _axis_index,
     "dot_general": dot_general,
     **RANDOM,
+    **GATHERS,
     "inlined": _inlined,
 }

@@ -67,6 +67,8 @@ DI float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a 
 DI int max(int a, int b) { return a > b ? a : b; }
 DI int min(int a, int b) { return a < b ? a : b; }
 DI u32 max(u32 a, u32 b) { return a > b ? a : b; }
+DI long long max(long long a, long long b) { return a > b ? a : b; }
+DI long long min(long long a, long long b) { return a < b ? a : b; }
 DI u32 min(u32 a, u32 b) { return a < b ? a : b; }
 
 // Four 8x8 matrices: lane i has the address of row i % 8 of matrix i / 8; register j holds two elements of matrix j.
