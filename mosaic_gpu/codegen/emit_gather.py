@@ -17,7 +17,8 @@ def _sum(terms: Sequence[tuple[str, int]]) -> str:
 
 
 def _aligned(o: Any) -> int:
-    return -(-math.prod(o.shape) * itemsize(o.dtype) // 16) * 16
+    nbytes: int = math.prod(o.shape) * itemsize(o.dtype)
+    return -(-nbytes // 16) * 16
 
 
 def _to_scratch(out: Any, first: Any, indices: Any) -> int:

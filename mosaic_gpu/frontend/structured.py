@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import Line
 from ..program import Equation, Literal, Operand, Region, View
 from .gathers import GATHERS
+from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
 from .primitives import literal
 from .products import dot_general
 from .random import RANDOM
@@ -30,15 +31,24 @@ def _views(tr: Tracer, e: Any, skip: int, line: Line | None) -> View:
 
 
 def _get(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    if has_index_array(e, 1):
+        get_indexed(tr, e, out, line)
+        return
     out.append(Equation("get", (_views(tr, e, 1, line),), tr.define(e.outvars), (), (), line))
 
 
 def _swap(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    if has_index_array(e, 2):
+        put_indexed(tr, e, out, line)
+        return
     view = _views(tr, e, 2, line)
     out.append(Equation("swap", (view, tr.read(e.invars[1])), tr.define(e.outvars), (), (), line))
 
 
 def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    if has_index_array(e, 2):
+        add_indexed(tr, e, out, line)
+        return
     view, x = _views(tr, e, 2, line), tr.read(e.invars[1])
     old, new = tr.fresh(view.shape, view.dtype), tr.fresh(view.shape, view.dtype)
     out.append(Equation("get", (view,), (old,), (), (), line))
@@ -255,6 +265,14 @@ def _axis_index(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     out.append(Equation("axis_index", (), tr.define(e.outvars), (("axis_name", name),), (), line))
 
 
+def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    """Of the indices of a Ref: as jnp.broadcast_to, to their common shape."""
+    x, shape = tr.read(e.invars[0]), tuple(int(n) for n in e.params["shape"])
+    along = tuple(range(len(shape) - len(x.shape), len(shape)))
+    params = (("broadcast_dimensions", along), ("shape", shape))
+    out.append(Equation("broadcast_in_dim", (x,), tr.define(e.outvars), params, (), line))
+
+
 STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]] = {
     "get": _get,
     "swap": _swap,
@@ -266,6 +284,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "warp_branch": _warp_branch,
     "warp_map": _warp_map,
     "axis_index": _axis_index,
+    "broadcast_to": _broadcast_to,
     "dot_general": dot_general,
     **RANDOM,
     **GATHERS,

@@ -78,7 +78,7 @@ def _starts(w: Windows, indices: np.ndarray, clip: bool) -> tuple[np.ndarray, np
         starts[..., d] = indices[..., j]
     limits = np.array([w.limit(d) for d in range(len(w.shape))], np.int64)
     mapped = np.isin(np.arange(len(w.shape)), w.start_map)
-    valid = ((starts >= 0) & (starts <= limits) | ~mapped).all(-1)
+    valid: np.ndarray = np.all((starts >= 0) & (starts <= limits) | ~mapped, axis=-1)
     if clip:
         starts, valid = np.where(mapped, np.clip(starts, 0, limits), starts), np.ones_like(valid)
     for d, b in w.batching:

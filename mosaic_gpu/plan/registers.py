@@ -18,7 +18,7 @@ from ..program import Equation, Value, View, walk
 
 MOST_REGISTERS = 255  # of a thread; one of them is the stack pointer
 MOST_ELEMENTS = 1024  # of a thread: twice as many take NVRTC half a minute, four times as many minutes
-LOADS = ("get", "load", "swap")
+LOADS = ("get", "load", "swap", "get_indexed")
 WAY_OUT = "Loop over pieces (ref.at[:, plgpu.ds(i * 64, 64)]), or spread the rows over more warpgroups (num_threads)"
 
 

@@ -14,7 +14,7 @@ from ..errors import Line
 from ..layouts.operands import SharedOperand
 from ..ops.refs import Access as RefAccess
 from ..plan.model import Role, Step
-from ..program import Operand, View
+from ..program import Operand, Value, View
 from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import ADDITION, GlobalShadow, Part
@@ -134,6 +134,34 @@ class Hazards:
     ) -> None:
         check = shadow.add if own.op == ADDITION else shadow.write if own.write else shadow.read
         check(writers, readers, own, self.block.cluster, known, lambda a, b, why: race(a, b, why, f"gmem {array.name}"))
+
+    def indexed(self, step: Step, value: Operand, key: Hashable, write: bool, bytes_of: Callable[[], Array]) -> None:
+        """A load or store in shared memory by index arrays.  value: what is moved; key: stands for where each element lies."""
+        regions = self.tables.smem.footprint(("indexed", key), bytes_of)
+        note = self.block.smem.write if write else self.block.smem.read
+        note(regions, self._anywhere(step, value, key, write), self.clock.known())
+
+    def global_indexed(
+        self, array: GlobalArray, step: Step, value: Operand, where: tuple[Array, ...], write: bool
+    ) -> None:
+        """The same in global memory, where: indices along each dimension."""
+        shadow = array.shadow
+        if shadow is None:
+            return
+        writers = shadow.writers[where]
+        readers = None if shadow.readers is None else shadow.readers[where]
+        own = self._anywhere(step, value, tuple(p.tobytes() for p in where), write)
+        self._global(shadow, writers, readers, own, self.clock.known(), array)
+        shadow.writers[where] = writers
+        if shadow.readers is not None and readers is not None:
+            shadow.readers[where] = readers
+
+    def _anywhere(self, step: Step, value: Operand, key: Hashable, write: bool) -> Access:
+        """Only the same indices in the same layout are known to be the same thread's."""
+        layout = self.role.layouts.get(value.id) if isinstance(value, Value) else None
+        own = self._generic(step, write, (layout, key))
+        own.apart = None
+        return own
 
     # ---- TMA --------------------------------------------------------------------------------------------------------------
     def tma_load(

@@ -81,7 +81,7 @@ def unordered(before: Access, after: Access, known: Rows) -> str:
         return "fence" if known[ORDER, agent] >= clock or before.warpgroup == after.warpgroup else "order"
     if known[ORDER, agent] >= clock:
         return ""
-    if before.apart is not None and agent == after.agent and before.proxy == after.proxy:
+    if before.apart is not None and after.apart is not None and agent == after.agent and before.proxy == after.proxy:
         return "" if before.apart(before.same, after.same) else "order"
     return "order"
 

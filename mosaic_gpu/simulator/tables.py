@@ -121,9 +121,9 @@ class Tables:
                         added.add(self.plan.maps[s.data.map].input)
                 elif e.op == "copy_gmem_to_smem":
                     read.add(self.plan.maps[s.data[0].map].input)
-                elif e.op in ("get", "load", "swap") and s.data.kind == "gmem":
+                elif e.op in ("get", "load", "swap", "get_indexed", "put_indexed") and s.data.kind == "gmem":
                     index = self.input_of[s.data.view.ref.id]
-                    if e.op == "swap":
+                    if e.op in ("swap", "put_indexed"):
                         written.add(index)
                     if e.results:
                         read.add(index)

@@ -12,11 +12,12 @@ from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
 from ..ops.elementwise import numpy_dtype
+from ..ops.indexed import Indexed
 from ..ops.refs import Access
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
 from ..program import Operand, Value
-from . import memory, tma
+from . import indexed, memory, tma
 from .barriers import Arrival, MBarrier, NamedBarrier, Sight
 from .hazards import Hazards, view_bytes
 from .memory import Array, GlobalArray, Note
@@ -127,6 +128,12 @@ class Thread(ProductThread):
             layout, index = self._shared_index(access, write=True)
             self.block.shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
 
+    def load_indexed(self, access: Indexed, shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
+        return indexed.load(self, access, shape, indices)
+
+    def store_indexed(self, access: Indexed, x: Array, indices: Sequence[Array]) -> None:
+        indexed.store(self, access, x, indices)
+
     def _shared_index(self, access: Access, write: bool) -> tuple[SharedLayout, Array]:
         view = access.view
         buffer = self.plan.buffers[view.ref.id]
@@ -135,7 +142,7 @@ class Thread(ProductThread):
         if self.hazards is not None:
             assert self.step is not None
             size = buffer.layout.itemsize
-            self.hazards.shared(self.step, access, self._value(write), starts, write, lambda: view_bytes(index, size))
+            self.hazards.shared(self.step, access, self.moved(write), starts, write, lambda: view_bytes(index, size))
         layout = self._layout(access, write)
         if layout is not None:
             assert self.meter is not None
@@ -144,7 +151,7 @@ class Thread(ProductThread):
 
     def _layout(self, access: Access, write: bool) -> RegisterLayout | None:
         """Of what this step loads or stores, where accesses are counted; None for scalars, which take one of everything."""
-        value = self._value(write)
+        value = self.moved(write)
         if self.meter is None or access.scalar or not isinstance(value, Value):
             return None
         return self.role.layouts.get(value.id)
@@ -169,9 +176,9 @@ class Thread(ProductThread):
             return None
         assert self.step is not None
         starts = tuple([self.evaluate(d.start) for d in access.view.dims])
-        return self.hazards.global_note(array, self.step, access, self._value(write), starts, write)
+        return self.hazards.global_note(array, self.step, access, self.moved(write), starts, write)
 
-    def _value(self, write: bool) -> Operand:
+    def moved(self, write: bool) -> Operand:
         """What this step loads or stores."""
         assert self.step is not None
         e = self.step.equation

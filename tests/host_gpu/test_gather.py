@@ -28,7 +28,9 @@ GATHERS: dict[str, Function] = {
     "default_fill": lambda x, i: x.at[i].get(mode="fill"),
     "matrix_of_indices": lambda x, i: x[i.reshape(2, 4) % 16],
     "along_rows": lambda x, i: jnp.take_along_axis(x, (i[None, :4] + jnp.arange(16)[:, None]) % 12, axis=1),
-    "along_columns": lambda x, i: jnp.take_along_axis(x[:8], jnp.abs(i).reshape(1, 8)[:, :1] % 8 + jnp.zeros((3, 12), i.dtype), 0),
+    "along_columns": lambda x, i: jnp.take_along_axis(
+        x[:8], jnp.abs(i).reshape(1, 8)[:, :1] % 8 + jnp.zeros((3, 12), i.dtype), 0
+    ),
     "windows": lambda x, i: jax.vmap(lambda k: lax.dynamic_slice(x, (k, k), (4, 4)))(i),
     "outside_windows": lambda x, i: lax.gather(
         x,
@@ -135,3 +137,33 @@ def test_sums_are_the_same_in_every_run(agree):
         expected += x[k]
     np.testing.assert_array_equal(found[0], expected)
     np.testing.assert_array_equal(found[1:], x[1:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_refs(dtype, agree):
+    """Loads and stores by index arrays, in shared memory with a swizzle, and in global memory, partly outside."""
+    x = numbers(dtype)[:, :8].repeat(8 * 4 // np.dtype(numbers(dtype).dtype).itemsize // 2, 1)
+    span = x.shape[1] * x.itemsize
+    tile = (plgpu.TilingTransform((8, x.shape[1])), plgpu.SwizzleTransform(span))
+    i = np.array([3, 0, 5, 15, 9, 1, 7, 2], np.int32)
+
+    def body(x_ref: Any, i_ref: Any, o: Any, far: Any, back: Any, buffer: Any) -> None:
+        buffer[...] = x_ref[...]
+        plgpu.commit_smem()
+        rows = buffer[i_ref[...]]
+        o[...] = rows
+        far[...] = x_ref[i_ref[...] * 2]
+        plgpu.commit_smem()
+        buffer[i_ref[...][::-1]] = rows
+        plgpu.commit_smem()
+        back[...] = buffer[...]
+
+    half = jax.ShapeDtypeStruct((8, x.shape[1]), x.dtype)
+    whole = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    kernel = plgpu.kernel(body, (half, half, whole), scratch_types=[plgpu.SMEM(x.shape, x.dtype, transforms=tile)])
+    found = agree(build_plan(kernel.program(whole, jax.ShapeDtypeStruct(i.shape, i.dtype)), "sm_90a"), [x, i])
+    np.testing.assert_array_equal(found[0], x[i])
+    np.testing.assert_array_equal(found[1], np.where((i < 8)[:, None], x[i * 2 % 16], np.zeros_like(x[i])))
+    expected = x.copy()
+    expected[i[::-1]] = x[i]
+    np.testing.assert_array_equal(found[2], expected)

@@ -112,10 +112,26 @@ case("a Ref as an operand", lambda a, b: b.__setitem__(..., a + 1), x(8), out=o(
 case("a Ref as an argument of jnp", lambda a, b: b.__setitem__(0, jnp.sum(a)), x(8), out=o(8))
 case("a reshaped view", lambda s: s.reshape((64, 4))[...], scratch=[smem(8, 32)])
 case(
-    "an array as an index",
-    lambda a, b: b.__setitem__(..., a[plgpu.broadcasted_iota(jnp.int32, (128,), 0)]),
-    x(256),
-    out=o(128),
+    "an array as an index of a copy",
+    lambda a, i, s, b: plgpu.copy_gmem_to_smem(a.at[i[...]], s, b),
+    x(256, 32),
+    x(8, dtype=np.int32),
+    scratch=[smem(8, 32), BAR],
+)
+case(
+    "an index array into an accumulator",
+    lambda i, c: plgpu.run_scoped(lambda acc: c.__setitem__(..., acc[i[...]]), plgpu.ACC((64, 32))),
+    x(8, dtype=np.int32),
+    out=o(8, 32),
+)
+case("x.at[i].apply", lambda a, c: c.__setitem__(..., a[...].at[c[...].astype(int)].apply(jnp.sin)), x(8), out=o(8))
+ROW = lax.GatherDimensionNumbers((1,), (0,), (0,))
+case(
+    "a gather by one-hot products",
+    lambda a, i, c: c.__setitem__(..., lax.gather(a[...], i[...], ROW, (1, 8), mode=lax.GatherScatterMode.ONE_HOT)),
+    x(8, 8),
+    x(4, 1, dtype=np.int32),
+    out=o(4, 8),
 )
 case("constants as an index", lambda a, b: b.__setitem__(..., a[np.array([1, 5])]), x(256), out=o(2))
 case(

@@ -8,6 +8,10 @@ EXEMPT: dict[tuple[str, str], str] = {
         "frontend/primitives.py",
         "literal: UnsupportedCall",
     ): "JAX hands such arrays over as constants, which Tracer.constant refuses",
+    (
+        "frontend/indexed.py",
+        "_indexed: UnsupportedCall",
+    ): "a check against what JAX says of the shape; it follows NumPy",
     ("layouts/operands.py", "of an MMA is 2-D"): "wgmma and tcgen05_mma compare shapes first (ValueError)",
     ("layouts/operands.py", "does not fit a descriptor"): "a block has less shared memory than that",
     ("ops/grid.py", "axis_index({name!r})"): "JAX knows the axes and raises NameError",
