@@ -13,6 +13,7 @@ The names, by topic (each is documented where it is defined):
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
+- looking inside: debug_print, debug_check, print_layout
 - grids of blocks: pallas_call, emit_pipeline, GridSpec, PrefetchScalarGridSpec, CostEstimate
 - backends of pallas_call: register_backend, TritonCompilerParams
 - blocks of arrays: BlockSpec, Blocked, Element, Squeezed, squeezed, BoundedSlice, Indirect, Buffered, ANY, no_block_spec
@@ -40,6 +41,7 @@ _WHERE = {
     "memory": ("SwizzleTransform", "TilingTransform"),
     "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
     "ops.copies": ("CopyPartition", "commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.debug": ("debug_check", "debug_print", "print_layout"),
     "ops.exp2": ("exp2_fma",),
     "ops.fragments": ("from_fragments", "to_fragments"),
     "ops.grid_dependency": ("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
@@ -134,6 +136,9 @@ if TYPE_CHECKING:
     from .ops.copies import copy_gmem_to_smem as copy_gmem_to_smem
     from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
     from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
+    from .ops.debug import debug_check as debug_check
+    from .ops.debug import debug_print as debug_print
+    from .ops.debug import print_layout as print_layout
     from .ops.exp2 import exp2_fma as exp2_fma
     from .ops.fragments import from_fragments as from_fragments
     from .ops.fragments import to_fragments as to_fragments

@@ -119,6 +119,10 @@ class Leak(MosaicGpuError, RuntimeError):
     """Something was still in flight or allocated when the kernel ended."""
 
 
+class DebugCheckFailed(MosaicGpuError, RuntimeError):
+    """A `debug_check` of the kernel did not hold in the simulator; on the GPU the launch ends with CUDA's assertion error."""
+
+
 class ToolchainError(MosaicGpuError, RuntimeError):
     """NVRTC, the disassembler or the driver is missing or refuses; the message names the versions."""
 

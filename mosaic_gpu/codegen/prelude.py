@@ -15,6 +15,7 @@ from mosaic_gpu.codegen.tcgen05_text import Direction, Shape, tcgen05_transfer_t
 
 _FILES = (
     "common",
+    "debug",
     "mbarrier",
     "barriers",
     "fences",
@@ -76,7 +77,8 @@ def functions(name: str) -> frozenset[str]:
     text = piece(name)
     plain = re.findall(r"^\s*DI\s+[\w\s*&]*?\b(\w+)(?:<\d+>)?\s*\(", text, re.MULTILINE)
     generated = re.findall(r"^MOSAIC_\w+\((\w+),", text, re.MULTILINE)
-    return frozenset(plain) - {"name"} | frozenset(generated)
+    outside = re.findall(r'^extern "C" __device__ .*?(\w+)\(const', text, re.MULTILINE)
+    return frozenset(plain) - {"name"} | frozenset(generated) | frozenset(outside)
 
 
 def prelude_for(text: str) -> str:

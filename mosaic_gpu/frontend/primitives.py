@@ -122,6 +122,7 @@ def checked_operand(where: str, name: str, optional: bool, x: Any) -> OperandTyp
 def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
     """Bind the op's primitive.  Operands: Refs, views, arrays, scalars or None; params: hashable plain values."""
     names = _operand_names(op)
+    names += tuple((f"args[{i}]", False) for i in range(len(operands) - len(names)))  # of a rule of *args
     types = tuple(checked_operand(op.name, *name, x) for name, x in zip(names, operands, strict=True))
     assert op.abstract_rule is not None
     results = tuple(op.abstract_rule(*types, **params))

@@ -6,6 +6,7 @@ To add one: a function (tracer, equation, out, line) here, and its name in STRUC
 from __future__ import annotations
 
 import dataclasses
+import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,11 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from ..errors import Line
+from ..errors import Line, UnsupportedCall
 from ..program import Equation, Literal, Operand, Region, View
 from .gathers import GATHERS
 from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
-from .primitives import literal
+from .primitives import TreeOf, literal
 from .products import dot_general
 from .random import RANDOM
 
@@ -265,6 +266,26 @@ def _axis_index(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     out.append(Equation("axis_index", (), tr.define(e.outvars), (("axis_name", name),), (), line))
 
 
+def _debug_print(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    """Ours, or `jax.debug.print`, whose fields may have names or numbers."""
+    operands = e.params.get("operands")
+    if isinstance(operands, TreeOf):
+        values, fmt = tr.operands(operands, e.invars, line), e.params["fmt"]
+    else:
+        if e.params.get("static_args"):
+            raise UnsupportedCall("debug.print of values that are no arrays: format them into the string", line)
+        args, kwargs = jax.tree.unflatten(e.params["in_tree"], [tr.read(v) for v in e.invars])
+        fmt, fields, unnamed = "", [], iter(args)
+        for text, name, spec, conversion in string.Formatter().parse(e.params["fmt"]):
+            fmt += text.replace("{", "{{").replace("}", "}}")
+            if name is None:
+                continue
+            fields.append(kwargs[name] if name in kwargs else args[int(name)] if name else next(unnamed))
+            fmt += "{" + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
+        values = tuple(fields)
+    out.append(Equation("debug_print", values, (), (("fmt", fmt),), (), line))
+
+
 def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     """Of the indices of a Ref: as jnp.broadcast_to, to their common shape."""
     x, shape = tr.read(e.invars[0]), tuple(int(n) for n in e.params["shape"])
@@ -285,6 +306,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "warp_map": _warp_map,
     "axis_index": _axis_index,
     "broadcast_to": _broadcast_to,
+    "debug_print": _debug_print,
     "dot_general": dot_general,
     **RANDOM,
     **GATHERS,

@@ -10,6 +10,7 @@ from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
 from ..ops import registry
+from ..ops.debug import print_layouts
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
@@ -166,6 +167,7 @@ def build_plan(program: Program, arch: str) -> Plan:
         body = ctx.block((), equations)
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)
+        print_layouts(equations, layouts)
         nbytes = scratch_bytes(equations, layouts)
         scratch = add_scratch(resources, nbytes, s.indices, program) if nbytes else 0
         planned.append(

@@ -590,3 +590,10 @@ case(
 case("an algorithm that no type here has", _dot(lax.DotAlgorithmPreset.F16_F16_F16), B64, out=o(64, 64, dtype=BF))
 ALGORITHM = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, F)
 case("an algorithm without a name", _dot(ALGORITHM), B64, out=o(64, 64, dtype=BF))
+
+
+# ---- prints ------------------------------------------------------------------------------------------------------------------
+case("a print of too many values", lambda a: plgpu.debug_print("{}", a[0], a[1]), x(4))
+case("a print of a field by name", lambda a: plgpu.debug_print("{a}", a[0]), x(4))
+case("a print of a float in whole numbers", lambda a: plgpu.debug_print("{:d}", a[0]), x(4))
+case("a print of something static", lambda a: jax.debug.print("{}", "text"), x(4))

@@ -14,6 +14,7 @@ EXEMPT: dict[tuple[str, str], str] = {
     ): "a check against what JAX says of the shape; it follows NumPy",
     ("layouts/operands.py", "of an MMA is 2-D"): "wgmma and tcgen05_mma compare shapes first (ValueError)",
     ("layouts/operands.py", "does not fit a descriptor"): "a block has less shared memory than that",
+    ("ops/debug.py", "debug_check fails"): "what the kernel checks of its data; tests/ops/test_debug.py",
     ("ops/grid.py", "axis_index({name!r})"): "JAX knows the axes and raises NameError",
     ("codegen/emit_values.py", "an iota needs a register layout"): "the planner gives every iota one",
     ("codegen/tcgen05_text.py", "has no x{missing[0]}"): "async_load_tmem asks for counts that exist",
