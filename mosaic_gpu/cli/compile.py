@@ -90,8 +90,21 @@ def print_resources(console: Console, resources: dict[str, Any]) -> None:
         f"{f'{spills} bytes' if spills else 'no'} spills, cubin of {resources['cubin_bytes']} bytes",
         highlight=False,
     )
+    print_accesses(console, resources["shared_accesses"])
     for message in resources["messages"]:
         console.print(f"ptxas: {message}", highlight=False, markup=False)
+
+
+def print_accesses(console: Console, accesses: list[dict[str, Any]]) -> None:
+    """Ordinary loads and stores of shared memory with their bank conflicts, each line once."""
+    rows: dict[tuple[Any, ...], None] = {}
+    for a in accesses:
+        place = f"{Path(a['file']).name}:{a['line']}" if a["file"] else "–"
+        rows[place, a["op"], a["buffer"], a["layout"], a["wavefronts"], a["ideal"], f"{a['factor']:.3g}"] = None
+    if rows:
+        title = "shared memory, for each access of a warpgroup"
+        columns = ["line", "access", "buffer", "layout", "wavefronts", "at best", "times"]
+        console.print(table(title, columns, [list(r) for r in rows], left=4))
 
 
 def _default_arch() -> str:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..plan.accesses import shared_accesses
 from ..plan.model import Plan
 from .build import Built, report
 from .resources import ResourceReport
@@ -42,6 +43,7 @@ def resources_json(plan: Plan, built: Built, resources: ResourceReport | None = 
         "roles": [dataclasses.asdict(r) for r in registers_by_role(plan, resources)],
         "tmem_columns": plan.tmem_columns,
         "notes": list(plan.notes),
+        "shared_accesses": [a.as_dict() for a in shared_accesses(plan)],
         **dataclasses.asdict(resources),
     }
 

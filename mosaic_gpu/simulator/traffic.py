@@ -1,8 +1,7 @@
 """Counts what ordinary loads and stores cost: bank conflicts in shared memory, sectors of global memory.
 
-A warp's instruction on shared memory goes through 32 banks of 4-byte words.  In one wavefront every bank gives one word, to
-all lanes that want it; lanes that move 8 or 16 bytes take turns, 16 or 8 of them at once, and so do the 8 rows of each piece
-of an ldmatrix or stmatrix.  On global memory an instruction takes one transaction for each 32-byte sector that it touches.
+Shared memory: `layouts/conflicts.py`.  On global memory an instruction takes one transaction for each 32-byte sector that it
+touches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import Line
-from ..layouts.access import by_matrix, global_vector, shared_vector, together
+from ..layouts.access import global_vector, together
+from ..layouts.conflicts import Cost, shared_cost
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import View
@@ -24,22 +24,7 @@ from .remarks import Report
 if TYPE_CHECKING:
     from ..plan.model import SharedBuffer
 
-Cost = tuple[int, int, int]  # instructions of warps; wavefronts or sectors; as few of them as can be
-BANKS, WORD, SECTOR = 32, 4, 32
-
-
-def wavefronts(addresses: Array, nbytes: int) -> Cost:
-    """addresses: [instruction, lane], in bytes; nbytes: that each lane moves."""
-    words = max(1, nbytes // WORD)
-    lanes = 32 // words  # at once
-    parts = addresses.reshape(-1, lanes)[:, :, None] // WORD + np.arange(words)
-    parts = np.sort(parts.reshape(len(parts), -1), axis=1)
-    fresh = np.ones(parts.shape, np.bool_)
-    fresh[:, 1:] = parts[:, 1:] != parts[:, :-1]
-    turn, place = np.nonzero(fresh)
-    count = np.zeros((len(parts), BANKS), np.int64)
-    np.add.at(count, (turn, parts[turn, place] % BANKS), 1)
-    return len(addresses), int(count.max(axis=1).sum()), len(parts)
+SECTOR = 32
 
 
 def sectors(addresses: Array, active: Array, nbytes: int) -> Cost:
@@ -81,20 +66,8 @@ class Meter:
         key = ("smem", id(view), layout, store, int(index.flat[0]))
         cost = self._costs.get(key)
         if cost is None:
-            cost = self._costs[key] = self._shared_cost(view, layout, buffer, index, store)
+            cost = self._costs[key] = shared_cost(view, layout, buffer.layout, index, store)
         self._add(line, store, "smem", view, cost)
-
-    def _shared_cost(self, view: View, layout: RegisterLayout, buffer: SharedBuffer, index: Array, store: bool) -> Cost:
-        size = buffer.layout.itemsize
-        if by_matrix(layout, view, buffer.layout):
-            m, n = layout.shape
-            lane, warp = np.arange(32), np.arange(4)
-            rows = (np.arange(m // 64) * 64)[:, None, None, None] + (warp * 16)[:, None] + lane % 16
-            columns = (np.arange(n // 16) * 16)[:, None, None] + lane // 16 * 8
-            return wavefronts(index[np.broadcast_arrays(rows, columns)[0], columns].reshape(-1, 32) * size, 16)
-        width = together(shared_vector(layout, view, buffer.layout), view.dtype)
-        elements = tuple(np.moveaxis(layout.coordinates()[:, :, ::width], -1, 0))
-        return wavefronts(np.moveaxis(index[elements], 1, 2).reshape(-1, 32) * size, width * size)
 
     def global_memory(
         self,

@@ -13,8 +13,9 @@ import pytest
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.layouts.conflicts import wavefronts
 from mosaic_gpu.simulator import Report, SimulatorParams, UnwrittenOutput
-from mosaic_gpu.simulator.traffic import sectors, wavefronts
+from mosaic_gpu.simulator.traffic import sectors
 
 LANES = np.arange(32)
 
