@@ -10,6 +10,7 @@ import mosaic_gpu
 
 from . import bench, tune_caches
 from .bench_compile import bench_compile
+from .check import check_kernel
 from .common import Verbs
 from .compile import compile_kernel
 from .demo import demo
@@ -51,6 +52,7 @@ def root(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
+app.command("check")(check_kernel)
 app.command("ops")(list_ops)
 app.command("simulate")(simulate_kernel)
 app.command("explain-call")(explain_call)

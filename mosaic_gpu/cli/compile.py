@@ -43,7 +43,7 @@ def compile_kernel(
         from .stages import plan_json, plan_tables, stage_texts
         from .targets import Request, find_call, program_of
 
-        request = Request(arch or _default_arch(), shape, dtype, causal, lse, fields)
+        request = Request(arch or target_arch(), shape, dtype, causal, lse, fields)
         program = program_of(*find_call(kernel, request, arg or ()), arch)
         target = arch or program.params.arch or request.arch
         progress.step(f"planning for {target}")
@@ -107,7 +107,7 @@ def print_accesses(console: Console, accesses: list[dict[str, Any]]) -> None:
         console.print(table(title, columns, [list(r) for r in rows], left=4))
 
 
-def _default_arch() -> str:
+def target_arch() -> str:
     """This GPU's architecture if kernels run on it, else Hopper's."""
     from ..runtime.device import default_arch
 

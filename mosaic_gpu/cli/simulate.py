@@ -14,7 +14,7 @@ from ..errors import MosaicGpuError, Race
 from ..simulator.params import SimulatorParams
 from ..simulator.remarks import Report, UnwrittenOutput
 from .common import FAILED, AsJson, Refusal, output, parse_json_option, print_json, steps, table
-from .compile import ARCHS, _default_arch
+from .compile import ARCHS, target_arch
 
 SMALL = {"attention": "b1s256h2kv1d128", "matmul": "m256n256k256"}  # what the simulator does in moments
 
@@ -61,7 +61,7 @@ def simulate_kernel(
         from .targets import Request, find_call
 
         try:
-            request = Request(arch or _default_arch(), shape or SMALL.get(kernel), dtype, causal, lse, fields)
+            request = Request(arch or target_arch(), shape or SMALL.get(kernel), dtype, causal, lse, fields)
             function, types = find_call(kernel, request, arg or ())
             rehearsal = Rehearsal(function, random_arrays(types, seed), arch, request.arch)
             compiled = "not asked for" if no_compile else _compile(rehearsal, progress.step)

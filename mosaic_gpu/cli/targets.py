@@ -218,6 +218,9 @@ def programs_of(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtype
             if equation.primitive is call_p:
                 found.append(equation.params["traced"].program)
                 continue
+            if equation.primitive.name == "pallas_call":
+                found.append(_program_of_call(equation.params))
+                continue
             for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
                 if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
                     visit(getattr(value, "jaxpr", value))
@@ -238,6 +241,22 @@ def programs_for(
         if arch is not None and wanted is not None and wanted != arch:
             raise Refusal(f"kernel {program.name} is for {wanted} (CompilerParams.arch), not for {arch}")
     return found
+
+
+def _program_of_call(params: dict[str, Any]) -> Program:
+    """The program of a `pallas_call`, ours or JAX's, as we compile it."""
+    from ..pallas import lowering
+    from ..pallas.stock import call_of
+    from ..program import CompilerParams
+
+    call = params["call"] if "call" in params else call_of(params)
+    if not isinstance(call.params, CompilerParams):
+        call = call.with_(params=CompilerParams())
+    m = call.mapping
+    types = [jax.ShapeDtypeStruct((1,), jnp.int32)] * m.num_dynamic
+    types += [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*m.prefetch, *m.inputs)]
+    program: Program = lowering.kernel_of(call).program(*types)
+    return program
 
 
 def program_of(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], arch: str | None) -> Program:

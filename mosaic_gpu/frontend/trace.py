@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import inspect
@@ -14,7 +15,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from ..errors import Line, OutOfBounds, UnsupportedCall
+from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE, FLOATS
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
@@ -52,6 +53,10 @@ IDENTITY = {
 SAME_AS = {"add_any": "add"}  # what autodiff writes, and the operation that it is
 
 
+# Where errors go instead of ending a trace; None: they end it.
+FAILURES: contextvars.ContextVar[list[MosaicGpuError] | None] = contextvars.ContextVar("failures", default=None)
+
+
 def user_line(equation: Any, outer: Line | None) -> Line | None:
     """The innermost line of the traceback that is the user's: not JAX's and not ours (our kernels count as a user's)."""
     found = equation.source_info.traceback
@@ -82,6 +87,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self.count = 0
+        self.failures = FAILURES.get()
         self.env: dict[Any, Operand] = {}
         self.unions: dict[int, int] = {}  # number of a RefUnion -> its number in this program
         self.sums: dict[int, Affine] = {}  # int32 scalars that are sums of products: what an index may look through
@@ -123,8 +129,20 @@ class Tracer:
         self.bind(inner.constvars, [self.constant(c, line) for c in consts])
         self.bind(inner.invars, operands)
         for e in inner.eqns:
-            self.equation(e, out, user_line(e, line))
+            if self.failures is None:
+                self.equation(e, out, user_line(e, line))
+            else:
+                self.tried(e, out, user_line(e, line), self.failures)
         return [self.read(v) for v in inner.outvars]
+
+    def tried(self, e: Any, out: list[Equation], line: Line | None, failures: list[MosaicGpuError]) -> None:
+        """As `equation`; an error is kept, and what would have come out stands for itself."""
+        try:
+            self.equation(e, out, line)
+        except MosaicGpuError as error:
+            error.line = error.line or line
+            failures.append(error)
+            self.define([v for v in e.outvars if v not in self.env])
 
     def constant(self, c: Any, line: Line | None) -> Operand:
         key = key_of_constant(c, literal)

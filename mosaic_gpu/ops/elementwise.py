@@ -225,7 +225,7 @@ WITH_PARAMETERS = {
 PURE = set(ELEMENTWISE) | WITH_PARAMETERS
 
 
-def _computes_in(e: Equation) -> str:
+def computes_in(e: Equation) -> str:
     """The type that decides the expression: the operands', for select_n the branches'."""
     operand = e.operands[1] if e.op == "select_n" else e.operands[0]
     return operand.dtype
@@ -242,12 +242,12 @@ def _define(row: Row) -> None:
     @o.emit(BOTH, (WARPGROUP, WARP))
     def _(out: Any, step: Any) -> None:
         e = step.equation
-        expression = row.expression(_computes_in(e), out.approx)
+        expression = row.expression(computes_in(e), out.approx)
         if row.name == "select_n" and e.operands[0].dtype != "bool":
             expression = _chain(len(e.operands) - 1)
         if expression is None:
             raise UnsupportedPrimitive(
-                f"{row.name!r} of {_computes_in(e)} has no instruction here; convert with astype first", e.line
+                f"{row.name!r} of {computes_in(e)} has no instruction here; convert with astype first", e.line
             )
         out.elementwise(step, "(" + expression + ")")
 

@@ -1,0 +1,172 @@
+"""What each line of a kernel becomes, and everything that is wrong with it: `mosaic-gpu check`.
+
+Compiling stops at the first error.  Here each equation is held against the tables and its plan rule for itself, then layouts are
+inferred; where nothing has failed so far the plan is built and the emitter run as ever, so what passes here compiles (but for
+what only NVRTC and ptxas refuse).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..codegen.emitter import Emitter
+from ..errors import Line, MosaicGpuError, UnsupportedPrimitive
+from ..layouts.conflicts import planned_cost
+from ..layouts.inference import infer
+from ..layouts.registers import RegisterLayout
+from ..ops import registry
+from ..ops.elementwise import ELEMENTWISE, computes_in
+from ..ops.registry import OPS, Generation, Scope
+from ..program import Equation, Program, Value, View, walk
+from . import in_flight, roles
+from .build import PlanContext, build_plan
+from .model import Plan, Step
+from .products import use_wgmma
+from .resources import Resources, allocate
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One operation of a line.  table: 'sm90/warpgroup'; rule: whether that table has it; layouts: of the arrays it makes, with
+    the registers that a thread holds; costs: what moves between threads, bank conflicts."""
+
+    line: Line | None
+    op: str
+    table: str
+    rule: bool
+    layouts: tuple[str, ...] = ()
+    costs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Checked:
+    """findings: in program order, by role; errors: every failure once."""
+
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    errors: list[MosaicGpuError] = dataclasses.field(default_factory=list)
+
+    def add(self, error: MosaicGpuError, line: Line | None) -> None:
+        error.line = error.line or line
+        if all((e.message, e.line) != (error.message, error.line) for e in self.errors):
+            self.errors.append(error)
+
+
+def check_program(program: Program, arch: str) -> Checked:
+    """Every operation and every failure of a program for `arch`."""
+    out = Checked()
+    generation = Generation.of_arch(arch)
+
+    def tried(what: Callable[[], Any]) -> Any:
+        try:
+            return what()
+        except MosaicGpuError as error:
+            out.add(error, program.line)
+            return None
+
+    splits = tried(lambda: roles.split(program.body, program.thread_name, program.num_threads)) or []
+    bodies: list[tuple[tuple[int, ...], Sequence[Equation]]] = []
+    for s in splits:
+        equations: Sequence[Equation] = use_wgmma(s.equations, program, generation)
+        resolved = tried(lambda equations=equations: in_flight.resolve(equations))  # type: ignore[misc]
+        bodies.append((s.indices, resolved.equations if resolved else equations))
+    resources = tried(lambda: allocate(program, bodies))
+    for _, equations in bodies:
+        _check_role(program, arch, equations, resources, out)
+    if not out.errors:
+        plan = tried(lambda: build_plan(program, arch))
+        if plan is not None:
+            _Recorder(plan, out).source()
+    return out
+
+
+class _Recorder(Emitter):
+    """Emits as ever, but notes what an operation's rule refuses and goes on.  Its text is of no use."""
+
+    def __init__(self, plan: Plan, out: Checked) -> None:
+        super().__init__(plan)
+        self.out = out
+
+    def _step(self, s: Step) -> None:
+        try:
+            super()._step(s)
+        except MosaicGpuError as error:
+            self.out.add(error, s.equation.line)
+
+
+def _check_role(
+    program: Program, arch: str, equations: Sequence[Equation], resources: Resources | None, out: Checked
+) -> None:
+    ctx = PlanContext(program, arch, resources) if resources is not None else None
+    scopes: dict[int, Scope] = {}
+    failed: set[int] = set()
+    _plan_rules(equations, Generation.of_arch(arch), Scope.WARPGROUP, ctx, scopes, failed, out)
+    layouts: dict[int, RegisterLayout] | None = None
+    try:
+        layouts = infer(equations)
+    except MosaicGpuError as error:
+        out.add(error, program.line)
+    generation = Generation.of_arch(arch)
+    for e in walk(tuple(equations)):
+        table = (generation, scopes[id(e)])
+        rule = e.op in OPS and OPS[e.op].supports(table)
+        if e.op not in ("for", "while", "cond", "run_scoped", "warp_map") or not rule:
+            shown = tuple(dict.fromkeys(_layout(v, layouts) for v in e.results if v.shape and v.space is None))
+            costs = _costs(e, layouts, resources) if layouts is not None and id(e) not in failed else ()
+            out.findings.append(Finding(e.line, e.op, f"{table[0].value}/{table[1].value}", rule, shown, costs))
+
+
+def _plan_rules(
+    equations: Sequence[Equation],
+    generation: Generation,
+    scope: Scope,
+    ctx: PlanContext | None,
+    scopes: dict[int, Scope],
+    failed: set[int],
+    out: Checked,
+) -> None:
+    for e in equations:
+        scopes[id(e)] = scope
+        try:
+            o = registry.lookup(e.op, (generation, scope), e.line)
+            row = ELEMENTWISE.get(e.op)
+            if row is not None and row.expression(computes_in(e), False) is None:
+                raise UnsupportedPrimitive(
+                    f"{e.op!r} of {computes_in(e)} has no instruction here; convert with astype first", e.line
+                )
+            rule = o.plan_rules.get((generation, scope))
+            if rule is not None and ctx is not None:
+                ctx.scope = scope
+                rule(ctx, e)
+        except MosaicGpuError as error:
+            failed.add(id(e))
+            out.add(error, e.line)
+        inner = Scope.WARP if e.op == "warp_map" else scope
+        for r in e.regions:
+            _plan_rules(r.equations, generation, inner, ctx, scopes, failed, out)
+
+
+def _layout(v: Value, layouts: dict[int, RegisterLayout] | None) -> str:
+    what = f"{v.dtype}{list(v.shape)}"
+    if layouts is None:
+        return what
+    layout = layouts.get(v.id)
+    return f"{what} {'one value' if layout is None else f'{layout.name} x{layout.registers}'}"
+
+
+def _costs(e: Equation, layouts: dict[int, RegisterLayout], resources: Resources | None) -> tuple[str, ...]:
+    found = []
+    scratch = OPS[e.op].scratch_rule if e.op in OPS else None
+    nbytes = scratch(layouts, e) if scratch is not None else 0
+    if nbytes:
+        found.append(f"{nbytes} bytes through shared memory")
+    view = e.operands[0] if e.operands else None
+    if e.op in ("get", "load", "swap") and isinstance(view, View) and view.space.kind == "smem" and resources:
+        for store, value in ((False, e.results[0] if e.results else None), (True, e.operands[-1])):
+            layout = layouts.get(value.id) if isinstance(value, Value) else None
+            if layout is not None:
+                _, actual, ideal = planned_cost(view, layout, resources.buffers[view.ref.id].layout, store)
+                if actual > ideal:
+                    found.append(f"bank conflicts: {actual} wavefronts for {ideal}")
+    return tuple(found)
