@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
-from ..ops.elementwise import ELEMENTWISE, FLOATS
+from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import key_of_constant
@@ -184,6 +184,9 @@ class Tracer:
                 for k, v in e.params.items()
                 if isinstance(v, (int, float, str, bool, tuple, np.dtype, np.generic)) or k == "new_dtype"
             }
+            accuracy = _accuracy(e.params.get("accuracy"))
+            if accuracy is not None:
+                params["accuracy"] = accuracy
             inputs = tuple(self.read(v) for v in e.invars)
             if name in ELEMENTWISE:
                 inputs = tuple(self.widened(x, e.outvars[0].aval.shape, out, line) for x in inputs)
@@ -306,6 +309,15 @@ class Tracer:
         if operand.shape:
             raise UnsupportedCall("an array as an index: use a loop over rows, or one index per copy", line)
         return self.sum_of(operand)
+
+
+def _accuracy(x: Any) -> Any:
+    """The parameter of exp, log and the like as plain data: 'highest', (atol, rtol, ulps), or None."""
+    if x is None or x is jax.lax.AccuracyMode.DEFAULT:
+        return None
+    if x is jax.lax.AccuracyMode.HIGHEST:
+        return HIGHEST
+    return float(x.atol), float(x.rtol), int(x.ulps)
 
 
 @functools.cache

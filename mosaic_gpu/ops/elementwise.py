@@ -17,12 +17,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..errors import UnsupportedPrimitive
+from ..errors import UnsupportedCall, UnsupportedPrimitive
 from ..program import Equation
 from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+HIGHEST = "highest"  # parameter `accuracy`; else (atol, rtol, ulps), or None
 C_INTEGERS = {8: ("signed char", "u8"), 16: ("short", "u16"), 32: ("int", "u32"), 64: ("long long", "u64")}
 
 
@@ -34,7 +36,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One elementwise operation; None where the operand type has no such operation."""
+    """One elementwise operation; None where the operand type has no such operation.
+
+    ulps: error of the float expression, in units in the last place (CUDA programming guide, mathematical functions); error: of
+    the approx one, relative and absolute, where it has a bound over the whole range.  Both only where JAX takes an `accuracy`.
+    """
 
     name: str
     numpy: Callable[..., Any]
@@ -42,6 +48,8 @@ class Row:
     int_: str | None = None
     bool_: str | None = None
     approx: str | None = None
+    ulps: float = 0
+    error: tuple[float, float] | None = None
 
     def expression(self, dtype: str, approx: bool) -> str | None:
         if dtype == "bool":
@@ -152,23 +160,30 @@ ROWS = (
     Row("square", np.square, "{0} * {0}", "{0} * {0}"),
     Row("floor", np.floor, "floorf({0})"),
     Row("ceil", np.ceil, "ceilf({0})"),
-    Row("exp", np.exp, "expf({0})", approx="exp2_approx({0} * 1.4426950408889634f)"),
-    Row("exp2", np.exp2, "exp2f({0})", approx="exp2_approx({0})"),
-    Row("log", np.log, "logf({0})", approx="(log2_approx({0}) * 0.6931471805599453f)"),
-    Row("log2", np.log2, "log2f({0})", approx="log2_approx({0})"),
-    Row("log1p", np.log1p, "log1pf({0})"),
-    Row("expm1", np.expm1, "expm1f({0})"),
-    Row("sqrt", np.sqrt, "sqrtf({0})"),
-    Row("rsqrt", lambda x: 1 / np.sqrt(x), "(1.f / sqrtf({0}))", approx="rsqrtf({0})"),
-    Row("sin", np.sin, "sinf({0})", approx="__sinf({0})"),
-    Row("cos", np.cos, "cosf({0})", approx="__cosf({0})"),
-    Row("tanh", np.tanh, "tanhf({0})", approx="tanh_approx({0})"),
-    Row("logistic", lambda x: 1 / (1 + np.exp(-x)), "(1.f / (1.f + expf(-{0})))"),
+    Row(
+        "exp",
+        np.exp,
+        "expf({0})",
+        approx="exp2_approx({0} * 1.4426950408889634f)",
+        ulps=1,
+        error=(2**-22.5 + 2**-24 * 128, 0),
+    ),
+    Row("exp2", np.exp2, "exp2f({0})", approx="exp2_approx({0})", ulps=1, error=(2**-22.5, 0)),
+    Row("log", np.log, "logf({0})", approx="(log2_approx({0}) * 0.6931471805599453f)", ulps=1, error=(2**-22, 2**-22)),
+    Row("log2", np.log2, "log2f({0})", approx="log2_approx({0})", ulps=1, error=(2**-22, 2**-22)),
+    Row("log1p", np.log1p, "log1pf({0})", ulps=1),
+    Row("expm1", np.expm1, "expm1f({0})", ulps=1),
+    Row("sqrt", np.sqrt, "sqrtf({0})", ulps=0.5),
+    Row("rsqrt", lambda x: 1 / np.sqrt(x), "(1.f / sqrtf({0}))", approx="rsqrtf({0})", ulps=2, error=(2**-22, 0)),
+    Row("sin", np.sin, "sinf({0})", approx="__sinf({0})", ulps=2),
+    Row("cos", np.cos, "cosf({0})", approx="__cosf({0})", ulps=2),
+    Row("tanh", np.tanh, "tanhf({0})", approx="tanh_approx({0})", ulps=2, error=(2**-10.987, 0)),
+    Row("logistic", lambda x: 1 / (1 + np.exp(-x)), "(1.f / (1.f + expf(-{0})))", ulps=4),
     Row("erf", _special("erf"), "erff({0})"),
     Row("erfc", _special("erfc"), "erfcf({0})"),
     Row("erf_inv", _special("erfinv"), "erfinvf({0})"),
     Row("lgamma", _lgamma, "lgammaf({0})"),
-    Row("tan", np.tan, "tanf({0})", approx="__tanf({0})"),
+    Row("tan", np.tan, "tanf({0})", approx="__tanf({0})", ulps=4),
     Row("asin", np.arcsin, "asinf({0})"),
     Row("acos", np.arccos, "acosf({0})"),
     Row("atan", np.arctan, "atanf({0})"),
@@ -178,7 +193,7 @@ ROWS = (
     Row("asinh", np.arcsinh, "asinhf({0})"),
     Row("acosh", np.arccosh, "acoshf({0})"),
     Row("atanh", np.arctanh, "atanhf({0})"),
-    Row("cbrt", np.cbrt, "cbrtf({0})"),
+    Row("cbrt", np.cbrt, "cbrtf({0})", ulps=1),
     Row("_copysign", np.copysign, "copysignf({0}, {1})"),
     Row("population_count", lambda x: np.bitwise_count(_unsigned(x)), None, "__popcll((u64)($U)({0}))"),
     Row("clz", _clz, None, "(__clzll((long long)($U)({0})) - (64 - $W))"),
@@ -225,7 +240,7 @@ WITH_PARAMETERS = {
 PURE = set(ELEMENTWISE) | WITH_PARAMETERS
 
 
-def computes_in(e: Equation) -> str:
+def _computes_in(e: Equation) -> str:
     """The type that decides the expression: the operands', for select_n the branches'."""
     operand = e.operands[1] if e.op == "select_n" else e.operands[0]
     return operand.dtype
@@ -242,14 +257,7 @@ def _define(row: Row) -> None:
     @o.emit(BOTH, (WARPGROUP, WARP))
     def _(out: Any, step: Any) -> None:
         e = step.equation
-        expression = row.expression(computes_in(e), out.approx)
-        if row.name == "select_n" and e.operands[0].dtype != "bool":
-            expression = _chain(len(e.operands) - 1)
-        if expression is None:
-            raise UnsupportedPrimitive(
-                f"{row.name!r} of {computes_in(e)} has no instruction here; convert with astype first", e.line
-            )
-        out.elementwise(step, "(" + expression + ")")
+        out.elementwise(step, "(" + expression_of(row, e, out.approx) + ")")
 
     @o.simulate
     def _(sim: Any, step: Any) -> None:
@@ -262,6 +270,43 @@ def _define(row: Row) -> None:
         if x is None:
             x = row.numpy(*args)
         sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
+
+
+def expression_of(row: Row, e: Equation, approx: bool) -> str:
+    """The C expression of an equation, whose `accuracy` goes before approx_math (`approx`); raises where there is none."""
+    dtype, accuracy = _computes_in(e), e.param("accuracy")
+    if accuracy == HIGHEST:
+        approx = False
+    elif accuracy is not None:
+        approx = _within(row, dtype, accuracy, e)
+    expression = row.expression(dtype, approx)
+    if row.name == "select_n" and e.operands[0].dtype != "bool":
+        expression = _chain(len(e.operands) - 1)
+    if expression is None:
+        raise UnsupportedPrimitive(
+            f"{row.name!r} of {dtype} has no instruction here; convert with astype first", e.line
+        )
+    return expression
+
+
+def _within(row: Row, dtype: str, tolerance: tuple[float, float, int], e: Equation) -> bool:
+    """Whether the approx instruction meets a tolerance (absolute, relative, ulps); refuses what the best does not meet."""
+    atol, rtol, ulps = tolerance
+    epsilon = EPSILON[dtype]
+    rounding = epsilon / 2 if dtype in ("float16", "bfloat16") else 0.0  # computed in float32, rounded once
+    allowed = rtol + ulps * epsilon
+    if row.error is not None and row.approx and dtype != "float64":
+        relative, absolute = row.error
+        if relative + rounding <= allowed and absolute <= atol:
+            return True
+    best = rounding + row.ulps * (epsilon if dtype == "float64" else EPSILON["float32"])
+    if best > allowed:
+        raise UnsupportedCall(
+            f"{row.name}(accuracy=Tolerance(atol={atol:g}, rtol={rtol:g}, ulps={ulps})) of {dtype}: the most accurate one here "
+            f"is within a relative error of {best:.2g} ({best / epsilon:.2g} ulps)",
+            e.line,
+        )
+    return False
 
 
 def _chain(cases: int) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..codegen.emitter import Emitter
-from ..errors import Line, MosaicGpuError, UnsupportedPrimitive
+from ..errors import Line, MosaicGpuError
 from ..layouts.conflicts import planned_cost
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
 from ..ops import registry
-from ..ops.elementwise import ELEMENTWISE, computes_in
+from ..ops.elementwise import ELEMENTWISE, expression_of
 from ..ops.registry import OPS, Generation, Scope
 from ..program import Equation, Program, Value, View, walk
 from . import in_flight, roles
@@ -131,10 +131,8 @@ def _plan_rules(
         try:
             o = registry.lookup(e.op, (generation, scope), e.line)
             row = ELEMENTWISE.get(e.op)
-            if row is not None and row.expression(computes_in(e), False) is None:
-                raise UnsupportedPrimitive(
-                    f"{e.op!r} of {computes_in(e)} has no instruction here; convert with astype first", e.line
-                )
+            if row is not None:
+                expression_of(row, e, False)
             rule = o.plan_rules.get((generation, scope))
             if rule is not None and ctx is not None:
                 ctx.scope = scope

@@ -597,3 +597,8 @@ case("a print of too many values", lambda a: plgpu.debug_print("{}", a[0], a[1])
 case("a print of a field by name", lambda a: plgpu.debug_print("{a}", a[0]), x(4))
 case("a print of a float in whole numbers", lambda a: plgpu.debug_print("{:d}", a[0]), x(4))
 case("a print of something static", lambda a: jax.debug.print("{}", "text"), x(4))
+
+
+# ---- accuracy ----------------------------------------------------------------------------------------------------------------
+EXACT = lax.Tolerance(atol=0.0, rtol=0.0, ulps=0)
+case("an exponential without error", lambda a, c: c.__setitem__(..., lax.exp(a[...], accuracy=EXACT)), x(4), out=o(4))
