@@ -12,7 +12,7 @@ from rich.text import Text
 from ..ops.registry import Scope
 from ..plan import in_flight, roles
 from ..plan.model import Block, Plan, Role
-from ..plan.products import use_wgmma
+from ..plan.products import lower_products
 from ..program import Program, Value, format_equations, format_program
 from .common import table
 
@@ -24,7 +24,7 @@ def stage_texts(program: Program, plan: Plan) -> dict[str, str]:
     fresh = in_flight.unused_ids(*(part.equations for part in split))
     by_role, resolved = [], []
     for part in split:
-        result = in_flight.resolve(use_wgmma(part.equations, program, plan.generation), fresh)
+        result = in_flight.resolve(lower_products(part.equations, program, plan.generation, fresh), fresh)
         head = f"role {names.get(part.indices, part.indices)}: warpgroups {', '.join(map(str, part.indices))}"
         by_role += [head, *format_equations(part.equations, 1), ""]
         resolved += [head, *format_equations(result.equations, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..layouts.shared import itemsize
@@ -22,7 +23,7 @@ def _strides(axes: tuple[int, int, int], values: tuple[int, int, int], rank: int
 
 def emit_by_tiles(out: Any, e: Equation, d: Any) -> None:
     """The product on tensor cores.  d: `ops.dot.Dot`."""
-    x, y = e.operands
+    x, y, *start = e.operands
     m, n, k = d.padded
     pitch, (base, nbytes) = d.pitch // d.size, d.operand_bytes()
     out.met()
@@ -30,17 +31,18 @@ def emit_by_tiles(out: Any, e: Equation, d: Any) -> None:
         total = (base + nbytes) // 4
         out.line(f"for (int i = here(tid); i < {total}; i += 128) ((u32*)(shared + {out.scratch}))[i] = 0;")
         out.met()
-    for o, axes, lines, start in ((x, d.left, m, 0), (y, d.right, n, base)):
+    for o, axes, lines, place in ((x, d.left, m, 0), (y, d.right, n, base)):
         with out.block():
             strides = _strides(axes, (lines * pitch, pitch, 1), len(o.shape))
             positions = out.positions("at", out.layout(o), strides)
             for i, p in enumerate(positions):
                 value = out.element(o, i)
-                out.write_place(o.dtype, p, f"__uint_as_float(to_tf32({value}))" if "tf32" in d.kind else value, start)
+                out.write_place(o.dtype, p, f"__uint_as_float(to_tf32({value}))" if "tf32" in d.kind else value, place)
     out.met()
-    texts = _tiles(out, e, d, base)
     result, layout = e.results[0], d.result_layout()
-    if layout is not None and out.layout(result) is not None and out.layout(result).same_map(layout):
+    there = layout is not None and out.layout(result) is not None and out.layout(result).same_map(layout)
+    texts = _tiles(out, e, d, base, start if there else ())
+    if there:
         out.assign_elements(result, texts)
         return
     out.met()
@@ -52,22 +54,30 @@ def emit_by_tiles(out: Any, e: Equation, d: Any) -> None:
             with out.block(f"if ({' && '.join(inside)})" if inside else ""):
                 out.write_place(result.dtype, at, text)
     out.met()
-    out.from_scratch(result, row_major(result.shape))
+    if not start:
+        out.from_scratch(result, row_major(result.shape))
+        return
+    own = out.layout(result)
+    places = out.positions(f"from{result.id}", own, row_major(result.shape)) if own is not None else ["0"]
+    out.assign_elements(
+        result, [f"{out.read_place(result.dtype, p)} + {out.element(start[0], i)}" for i, p in enumerate(places)]
+    )
 
 
 def _dot(coordinates: list[str], strides: tuple[int, ...]) -> str:
     return " + ".join(f"({c}) * {s}" for c, s in zip(coordinates, strides, strict=True))
 
 
-def _tiles(out: Any, e: Equation, d: Any, base: int) -> list[str]:
-    """Multiplies; the accumulators in the order of `d.layout()`'s registers."""
+def _tiles(out: Any, e: Equation, d: Any, base: int, start: Sequence[Operand]) -> list[str]:
+    """Multiplies; the accumulators in the order of `d.layout()`'s registers.  start: what they start from, () for 0."""
     m, n, k = d.padded
     rows, columns = d.warps
     row_tiles, column_tiles = m // 16 // rows, n // 8 // columns
     name, kind = f"dot{e.results[0].id}", C_TYPES[d.acc]
     count = 4 * row_tiles * column_tiles * d.batch
     for i in range(0, count, 4):
-        out.line(f"{kind} " + ", ".join(f"{name}_{i + j} = 0" for j in range(4)) + ";")
+        first = [out.element(start[0], i + j) if start else "0" for j in range(4)]
+        out.line(f"{kind} " + ", ".join(f"{name}_{i + j} = {x}" for j, x in enumerate(first)) + ";")
     address = f"smem + {out.scratch}"
     # Lane by lane the 16 bytes of ldmatrix: A 16 lines, twice; B 8 lines, twice, of two tiles.
     out.line(f"const u32 {name}_a = {address} + (here(warp) % {rows} * 16 + lane % 16) * {d.pitch} + lane / 16 * 16;")
@@ -101,7 +111,7 @@ def _tiles(out: Any, e: Equation, d: Any, base: int) -> list[str]:
 
 def emit_by_elements(out: Any, e: Equation, d: Any) -> None:
     """Every thread computes the elements of the result that it holds."""
-    x, y = e.operands
+    x, y, *first = e.operands
     result = e.results[0]
     start = -(-math.prod(x.shape) * itemsize(x.dtype) // 16) * 16
     out.met()
@@ -114,7 +124,8 @@ def emit_by_elements(out: Any, e: Equation, d: Any) -> None:
     kind = {"float32": "float", "float64": "double"}.get(d.acc, "u64" if itemsize(d.acc) == 8 else "u32")
     for i, c in enumerate(coordinates):
         places = [_place(d, o, axes, c, side) for side, (o, axes) in enumerate(((x, d.left), (y, d.right)))]
-        out.line(f"{kind} {name}_{i} = 0; const int {name}_x{i} = {places[0]}, {name}_y{i} = {places[1]};")
+        zero = f"({kind}){out.element(first[0], i)}" if first else "0"
+        out.line(f"{kind} {name}_{i} = {zero}; const int {name}_x{i} = {places[0]}, {name}_y{i} = {places[1]};")
     steps = [row_major(o.shape)[axes[2]] for o, axes in ((x, d.left), (y, d.right))]
     with out.block(f"for (int k = 0; k < {d.k}; ++k)"):
         for i in range(len(coordinates)):

@@ -102,8 +102,9 @@ class Dot:
 
 
 def dot_of(e: Equation) -> Dot:
-    """What a dot_general is.  params: dims (left and right as in `Dot`), precision ('' or 'exact')."""
-    x, y = e.operands
+    """What a dot_general is.  Operands: x, y, and what the sum starts from, if it is not 0 (of the result's type, which is that
+    of the sum); params: dims (left and right as in `Dot`), precision ('' or 'exact')."""
+    x, y = e.operands[:2]
     left, right = e.param("dims")
 
     def extent(o: Any, axis: int) -> int:
@@ -137,6 +138,7 @@ class _Fixed:
 def _(solver: Any, e: Equation) -> None:
     d = dot_of(e)
     layout = d.result_layout() if d.kind else None
+    solver.same(e, [*e.operands[2:], *e.results])
     if layout is not None:
         solver.prefer(e, e.results[0], _Fixed(layout))
 
@@ -156,7 +158,7 @@ def _(ctx: Any, e: Equation) -> Dot:
 @dot_general.scratch
 def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
     d = dot_of(e)
-    x, y, result = *e.operands, e.results[0]
+    (x, y), result = e.operands[:2], e.results[0]
     if not d.kind:
         nbytes = [math.prod(o.shape) * itemsize(o.dtype) for o in (x, y)]
         return -(-nbytes[0] // 16) * 16 + nbytes[1]
@@ -183,7 +185,7 @@ def _(sim: Any, step: Any) -> None:
     e, d = step.equation, step.data
     result = e.results[0]
     operands = []
-    for o, axes, middle in zip(e.operands, (d.left, d.right), (d.m, d.n), strict=True):
+    for o, axes, middle in zip(e.operands[:2], (d.left, d.right), (d.m, d.n), strict=True):
         x = np.asarray(sim.read(o))
         x = np.transpose(x, [a for a in axes if a >= 0]).reshape(d.batch, middle, d.k)
         if d.kind.startswith("tf32"):
@@ -195,4 +197,5 @@ def _(sim: Any, step: Any) -> None:
             found = np.stack([matmul(a, b.T) for a, b in zip(*operands, strict=True)])
         else:
             found = np.matmul(operands[0], operands[1].transpose(0, 2, 1))
-        sim.write(result, found.reshape(result.shape).astype(numpy_dtype(result.dtype)))
+        total = found.reshape(result.shape).astype(numpy_dtype(result.dtype))
+        sim.write(result, total + sim.read(e.operands[2]) if e.operands[2:] else total)

@@ -18,7 +18,7 @@ from ..program import Equation, Program, Value
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .peers import accesses, met_by_peers
-from .products import use_wgmma
+from .products import lower_products
 from .registers import check_registers
 from .resources import (
     Resources,
@@ -152,7 +152,7 @@ def build_plan(program: Program, arch: str) -> Plan:
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
     fresh = in_flight.unused_ids(*(s.equations for s in splits))
     for s in splits:
-        result = in_flight.resolve(use_wgmma(s.equations, program, generation), fresh)
+        result = in_flight.resolve(lower_products(s.equations, program, generation, fresh), fresh)
         notes += result.notes
         resolved.append((s, result.equations))
     early = waits_for_earlier_kernels([equations for _, equations in resolved])

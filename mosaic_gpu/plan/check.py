@@ -23,7 +23,7 @@ from ..program import Equation, Program, Value, View, walk
 from . import in_flight, roles
 from .build import PlanContext, build_plan
 from .model import Plan, Step
-from .products import use_wgmma
+from .products import lower_products
 from .resources import Resources, allocate
 
 
@@ -68,7 +68,7 @@ def check_program(program: Program, arch: str) -> Checked:
     splits = tried(lambda: roles.split(program.body, program.thread_name, program.num_threads)) or []
     bodies: list[tuple[tuple[int, ...], Sequence[Equation]]] = []
     for s in splits:
-        equations: Sequence[Equation] = use_wgmma(s.equations, program, generation)
+        equations: Sequence[Equation] = lower_products(s.equations, program, generation)
         resolved = tried(lambda equations=equations: in_flight.resolve(equations))  # type: ignore[misc]
         bodies.append((s.indices, resolved.equations if resolved else equations))
     resources = tried(lambda: allocate(program, bodies))

@@ -1,14 +1,17 @@
-"""`dot_general` on sm_90a as wgmma, where its operands lie in shared memory as wgmma reads them.
+"""Products before anything else looks at a role: sums into them, and on sm_90a wgmma in the place of `dot_general`.
 
-A product becomes a scope with an accumulator, one wgmma group and the read that waits for it, before anything else looks at
-the role; so its waits, fences and commits are those of every wgmma.  B, and A where it can, is read where it was loaded from,
-which is the same if nothing between the load and the product writes memory or waits.  Other products stay `dot_general`.
+`acc + jnp.dot(a, b)` is one product that starts from acc: its result needs no registers of its own, and nothing is added
+afterwards.  Where operands lie in shared memory as wgmma reads them, a product becomes a scope with an accumulator, one wgmma
+group and the read that waits for it; so its waits, fences and commits are those of every wgmma.  B, and A where it can, is read
+where it was loaded from, which is the same if nothing between the load and the product writes memory or waits.  Other
+products stay `dot_general`.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import MosaicGpuError
 from ..layouts.operands import shared_operand
@@ -24,10 +27,16 @@ from .roles import DEAD_IF_UNUSED
 LOADS = ("get", "load")
 
 
-def use_wgmma(equations: Sequence[Equation], program: Program, generation: Generation) -> tuple[Equation, ...]:
-    """A role's equations with its products rewritten where that is possible."""
-    if generation is not Generation.SM90 or not any(e.op == "dot_general" for e in walk(tuple(equations))):
-        return tuple(equations)
+def lower_products(equations: Sequence[Equation], program: Program, generation: Generation) -> tuple[Equation, ...]:
+    """A role's equations with sums taken into its products, and products rewritten where that is possible."""
+    equations = tuple(equations)
+    if not any(e.op == "dot_general" for e in walk(equations)):
+        return equations
+    if not program.params.strict_math:  # which rounds products before it adds
+        uses = collections.Counter(i for e in walk(equations) for i in _read(e))
+        equations = _with_sums(equations, uses)
+    if generation is not Generation.SM90:
+        return equations
     written = {
         o.ref.id
         for e in walk(program.body)
@@ -37,6 +46,33 @@ def use_wgmma(equations: Sequence[Equation], program: Program, generation: Gener
     }
     out = _Rewriter(written, itertools.count(1 + _last(equations, program))).region(equations)
     return _without_unused(out)
+
+
+def _read(e: Equation) -> Iterator[int]:
+    """Ids of the values that an equation, or the end of a region of it, reads."""
+    for o in (*e.operands, *(o for r in e.regions for o in r.outputs)):
+        yield from (v.id for v in scalars_of(o))
+
+
+def _with_sums(equations: tuple[Equation, ...], uses: Mapping[int, int]) -> tuple[Equation, ...]:
+    """`acc + product`, where nobody else reads the product, as a product that starts from acc."""
+    products: dict[int, Equation] = {}
+    taken: set[int] = set()
+    out: list[Equation] = []
+    for e in equations:
+        e = e.with_(regions=tuple(Region(r.inputs, _with_sums(r.equations, uses), r.outputs) for r in e.regions))
+        if e.op == "dot_general" and len(e.operands) == 2 and dot_of(e).acc == e.results[0].dtype:
+            products[e.results[0].id] = e
+        elif e.op == "add":
+            for k in (1, 0):
+                o, acc = e.operands[k], e.operands[1 - k]
+                if isinstance(o, Value) and o.id in products and uses[o.id] == 1 and acc.shape == o.shape:
+                    product = products.pop(o.id)
+                    taken.add(o.id)
+                    e = product.with_(operands=(*product.operands, acc), results=e.results)
+                    break
+        out.append(e)
+    return tuple(e for e in out if not (e.op == "dot_general" and e.results[0].id in taken))
 
 
 def _last(equations: Sequence[Equation], program: Program) -> int:
@@ -77,7 +113,7 @@ class _Rewriter:
     def product(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
         """The equations that take a product's place; None where wgmma cannot do it."""
         d = dot_of(e)
-        x, y = e.operands
+        x, y, *start = e.operands
         result = e.results[0]
         b_types, acc_types = TYPES.get(x.dtype, ((), ()))
         if (
@@ -109,12 +145,16 @@ class _Rewriter:
         inside, outside = self.fresh((d.m, d.n), d.acc), self.fresh((d.m, d.n), d.acc)
         if result.dtype == d.acc:
             outside = result
-        body = (
+        body = [
             Equation("wgmma", (View.whole(acc), a, b), (), (), (), e.line),
             Equation("get", (View.whole(acc),), (inside,), (), (), e.line),
-        )
+        ]
+        if start:
+            laid = self.fresh(acc.shape, acc.dtype)
+            out.append(Equation("layout_cast", (start[0],), (laid,), (("layout", Layout.WGMMA),), (), e.line))
+            body.insert(0, Equation("swap", (View.whole(acc), laid), (), (), (), e.line))
         scope = (("collective_axes", ()),)
-        out.append(Equation("run_scoped", (), (outside,), scope, (Region((acc,), body, (inside,)),), e.line))
+        out.append(Equation("run_scoped", (), (outside,), scope, (Region((acc,), tuple(body), (inside,)),), e.line))
         if result.dtype != d.acc:
             to = (("new_dtype", result.dtype),)
             out.append(Equation("convert_element_type", (outside,), (result,), to, (), e.line))
@@ -141,8 +181,7 @@ def _transposed(view: View) -> View:
 def _without_unused(equations: tuple[Equation, ...]) -> tuple[Equation, ...]:
     """Loads that only products took, and their transposes, are gone."""
     while True:
-        used = {v.id for e in walk(equations) for o in e.operands for v in scalars_of(o)}
-        used |= {v.id for e in walk(equations) for r in e.regions for o in r.outputs for v in scalars_of(o)}
+        used = {i for e in walk(equations) for i in _read(e)}
         kept = _sweep(equations, used)
         if kept == equations:
             return kept

@@ -263,5 +263,31 @@ def test_the_wait_is_needed():
         simulate(dataclasses.replace(plan, roles=roles), [a, a])
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_sums_are_taken_into_products(arch, strict, compiled):
+    """acc + a @ b adds nothing afterwards, in either order, unless products must be rounded first; a product that somebody else
+    reads stays."""
+
+    def body(a: Any, b: Any, o: Any, p: Any, q: Any) -> None:
+        x, y = a[...], b[...]
+        acc = jnp.zeros((64, 64), F32) + 1
+        o[...] = acc + jnp.dot(x, y, preferred_element_type=F32)
+        both = jnp.dot(x, y, preferred_element_type=F32)
+        p[...] = both + acc * 2
+        q[...] = both
+
+    t, out = jax.ShapeDtypeStruct((64, 64), BF16), jax.ShapeDtypeStruct((64, 64), F32)
+    params = plgpu.CompilerParams(strict_math=strict)
+    plan = build_plan(plgpu.kernel(body, [out] * 3, compiler_params=params).program(t, t), arch)
+    products = [e for r in plan.roles for s in r.body.steps if (e := s.equation).op == "dot_general"]
+    assert [len(e.operands) for e in products] == ([2, 2] if strict else [3, 2])
+    a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
+    product = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    for found, start in zip(simulate(plan, [a, b]), (1, 2, 0), strict=True):
+        np.testing.assert_allclose(found, product + start, rtol=1e-5, atol=1e-4)
+    assert compiled(plan).complaints() == []
+
+
 def test_every_equation_of_a_program_is_walked():
     assert "wgmma" not in {e.op for e in walk(plan_of(product(), *[random(BF16, 64, 64)] * 2).program.body)}

@@ -1,0 +1,45 @@
+"""Products and index arrays in plain jax.numpy: simulated against JAX, and compiled for Hopper and Blackwell."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mosaic_gpu.codegen.emitter import emit
+
+ROOT = pathlib.Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("examples_products", ROOT / "examples" / "products.py")
+assert _spec is not None and _spec.loader is not None
+products = importlib.util.module_from_spec(_spec)
+sys.modules["examples_products"] = products
+_spec.loader.exec_module(products)
+
+EXAMPLES = products.examples()
+INSTRUCTION = {"matmul": ("wgmma_m64", "mma_bf16"), "mlp": ("mma_bf16",) * 2, "attend": ("mma_bf16",) * 2}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_against_jax(name):
+    f, reference, arrays = EXAMPLES[name]
+    found = np.asarray(f(*arrays))
+    expected = np.asarray(reference(*map(jnp.asarray, arrays)))
+    assert found.dtype == expected.dtype
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    bound = {"matmul": 2**-8, "mlp": 2**-6, "attend": 2**-6}.get(name, 0)  # of the norm; some are rounded twice
+    assert np.linalg.norm(a - b) <= bound * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_compiles(name, arch, kernel_plan, compiled):
+    f, _, arrays = EXAMPLES[name]
+    plan = kernel_plan(f, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays), arch=arch)
+    assert compiled(plan).complaints() == []
+    if name in INSTRUCTION:
+        assert f"{INSTRUCTION[name][arch == 'sm_100a']}" in emit(plan)
