@@ -50,21 +50,23 @@ def check_kernel(
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     fields = parse_json_option(config, "--config")
     from ..frontend.trace import FAILURES
-    from .targets import Request, find_call, program_of
+    from .targets import Request, find_call, programs_for
 
     traced: list[MosaicGpuError] = []
     token = FAILURES.set(traced)
     try:
         request = Request(arch or target_arch(), shape, dtype, causal, False, fields)
-        program = program_of(*find_call(kernel, request, arg or ()), arch)
+        programs = programs_for(*find_call(kernel, request, arg or ()), arch)
     except MosaicGpuError as error:  # one that leaves nothing to go on with
         data = _report(kernel, request.arch, [], [*traced, error], backends)
     else:
         from ..plan.check import check_program
 
-        checked = check_program(program, arch or program.params.arch or request.arch)
-        errors = [*traced, *checked.errors]
-        data = _report(program.name, arch or program.params.arch or request.arch, checked.findings, errors, backends)
+        target = arch or programs[0].params.arch or request.arch
+        checked = [check_program(p, target) for p in programs]
+        errors = [*traced, *(e for c in checked for e in c.errors)]
+        name = ", ".join(dict.fromkeys(p.name for p in programs))
+        data = _report(name, target, [f for c in checked for f in c.findings], errors, backends)
     finally:
         FAILURES.reset(token)
     if as_json:

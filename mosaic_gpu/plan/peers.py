@@ -27,7 +27,7 @@ def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
                 continue
             for k, view in enumerate(refs_of(e)):
                 if view.space.kind == "gmem":
-                    stored = e.op == "swap" or (e.op == "copy_smem_to_gmem" and k == 1)
+                    stored = e.op in ("swap", "put_indexed") or (e.op == "copy_smem_to_gmem" and k == 1)
                     (written if stored else read).add(view.ref.id)
                 elif e.op == "copy_gmem_to_smem" and k == 1 and e.param("collective_axes"):
                     filled.add(view.ref.id)

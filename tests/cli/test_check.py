@@ -38,6 +38,9 @@ def bad(x, o):
 def late(x, o):
     o[...] = plgpu.from_fragments(plgpu.to_fragments(jnp.ones((128, 64))), (128, 64))  # only the emitter refuses
 
+def twice(x):
+    return good(good(x))
+
 def scale(x_ref, o_ref):
     o_ref[...] = jnp.sort(x_ref[...], axis=1) * 2 + pl.program_id(0)  # stock
 
@@ -126,6 +129,12 @@ def test_kernels_of_ours(verb):
         data = json.loads(verb("check", name, "--arch", arch, "--json").stdout)
         assert data["ok"], data["failures"]
         assert any(o["operation"] in ("wgmma", "tcgen05_mma") for x in data["lines"] for o in x["operations"])
+
+
+def test_several_kernels(verb, source):
+    data, lines = checked(verb, source, "twice")
+    assert data["ok"] and data["kernel"] == "good"
+    assert {o["count"] for o in lines[line_of("store")]["operations"]} == {2}
 
 
 def test_refusals(verb, source):
