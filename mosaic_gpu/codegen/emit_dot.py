@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..layouts.access import lines_of_product
 from ..layouts.shared import itemsize
-from ..program import Equation, Operand
+from ..program import Equation, Operand, View
 from .emit_moves import row_major
 from .text import C_TYPES, c_type
 
@@ -25,20 +26,24 @@ def emit_by_tiles(out: Any, e: Equation, d: Any) -> None:
     """The product on tensor cores.  d: `ops.dot.Dot`."""
     x, y, *start = e.operands
     m, n, k = d.padded
-    pitch, (base, nbytes) = d.pitch // d.size, d.operand_bytes()
-    out.met()
+    pitch, (base, nbytes) = d.pitch // d.size, d.operand_bytes(e)
+    if base + nbytes:
+        out.met()
     if not d.whole:
         total = (base + nbytes) // 4
         out.line(f"for (int i = here(tid); i < {total}; i += 128) ((u32*)(shared + {out.scratch}))[i] = 0;")
         out.met()
     for o, axes, lines, place in ((x, d.left, m, 0), (y, d.right, n, base)):
+        if isinstance(o, View):
+            continue
         with out.block():
             strides = _strides(axes, (lines * pitch, pitch, 1), len(o.shape))
             positions = out.positions("at", out.layout(o), strides)
             for i, p in enumerate(positions):
                 value = out.element(o, i)
                 out.write_place(o.dtype, p, f"__uint_as_float(to_tf32({value}))" if "tf32" in d.kind else value, place)
-    out.met()
+    if base + nbytes:
+        out.met()
     result, layout = e.results[0], d.result_layout()
     there = layout is not None and out.layout(result) is not None and out.layout(result).same_map(layout)
     texts = _tiles(out, e, d, base, start if there else ())
@@ -78,26 +83,27 @@ def _tiles(out: Any, e: Equation, d: Any, base: int, start: Sequence[Operand]) -
     for i in range(0, count, 4):
         first = [out.element(start[0], i + j) if start else "0" for j in range(4)]
         out.line(f"{kind} " + ", ".join(f"{name}_{i + j} = {x}" for j, x in enumerate(first)) + ";")
-    address = f"smem + {out.scratch}"
-    # Lane by lane the 16 bytes of ldmatrix: A 16 lines, twice; B 8 lines, twice, of two tiles.
-    out.line(f"const u32 {name}_a = {address} + (here(warp) % {rows} * 16 + lane % 16) * {d.pitch} + lane / 16 * 16;")
-    second = 8 * columns
-    out.line(
-        f"const u32 {name}_b = {address} + {base} + (here(warp) / {rows} % {columns} * 8 + lane % 8"
-        f" + lane / 16 * {second if column_tiles > 1 else 0}) * {d.pitch} + lane / 8 % 2 * 16;"
+    second = 8 * columns  # from one tile of B to the next
+    left = _matrices(out, f"{name}_a", e.operands[0], d.left[2], d, 0, f"here(warp) % {rows} * 16", _A)
+    right = _matrices(
+        out,
+        f"{name}_b",
+        e.operands[1],
+        d.right[2],
+        d,
+        base,
+        f"here(warp) / {rows} % {columns} * 8 + lane / 16 * {second if column_tiles > 1 else 0}",
+        _B,
     )
     for b in range(d.batch):
         with out.block(f"for (int k = 0; k < {k * d.size}; k += 32)"):
             for i in range(row_tiles):
                 registers = [f"a{i}_{r}" for r in range(4)]
-                at = (b * m + i * 16 * rows) * d.pitch
-                out.line(f"u32 {', '.join(registers)}; ldmatrix_x4({', '.join(registers)}, {name}_a + {at} + k);")
+                out.line(f"u32 {', '.join(registers)}; {left('x4', registers, b * m + i * 16 * rows)}")
             for j in range(0, column_tiles, 2):
                 two = j + 1 < column_tiles
                 registers = [f"b{j}_{r}" for r in range(4 if two else 2)]
-                at = (b * n + j * second) * d.pitch
-                function = "ldmatrix_x4" if two else "ldmatrix_x2"
-                out.line(f"u32 {', '.join(registers)}; {function}({', '.join(registers)}, {name}_b + {at} + k);")
+                out.line(f"u32 {', '.join(registers)}; {right('x4' if two else 'x2', registers, b * n + j * second)}")
                 for t in range(2 if two else 1):
                     for i in range(row_tiles):
                         first = 4 * (j + t + column_tiles * (i + row_tiles * b))
@@ -107,6 +113,39 @@ def _tiles(out: Any, e: Equation, d: Any, base: int, start: Sequence[Operand]) -
     texts = [f"{name}_{i}" for i in range(count)]
     dtype = e.results[0].dtype
     return texts if d.acc in (dtype, "float32") else [f"({c_type(dtype)}){t}" for t in texts]
+
+
+# Which line (of 16, or of 8) and which 16 bytes of K a lane gives ldmatrix the address of: four 8x8 pieces of A are (line, K)
+# (0, 0), (8, 0), (0, 1), (8, 1), two of B (0, 0), (0, 1); and the same with lines of M or N, which ldmatrix transposes.
+_A = {"k": ("lane % 16", "lane / 16"), "mn": ("lane / 8 % 2 * 8", "lane % 8 + lane / 16 * 8")}
+_B = {"k": ("lane % 8", "lane / 8 % 2"), "mn": ("0", "lane % 8 + lane / 8 % 2 * 8")}
+
+
+def _matrices(
+    out: Any, name: str, o: Operand, k_axis: int, d: Any, base: int, first: str, lanes: dict[str, tuple[str, str]]
+) -> Callable[[str, Sequence[str], int], str]:
+    """How tiles of an operand come into registers: (x2 or x4, registers, line) -> a call of ldmatrix in a loop over k, in bytes.
+
+    base: of the operand in the scratch; first: the line at which this warp's tiles start.
+    """
+    if not isinstance(o, View):
+        line, k = lanes["k"]
+        out.line(f"const u32 {name} = smem + {out.scratch} + {base} + ({first} + {line}) * {d.pitch} + {k} * 16;")
+        return lambda many, to, at: f"ldmatrix_{many}({', '.join(to)}, {name} + {at * d.pitch} + k);"
+    buffer = out.plan.buffers[o.ref.id]
+    how = lines_of_product(o, buffer.layout, k_axis)
+    line, k = lanes[str(how)]
+    out.line(f"const int {name}_line = {first} + {line}, {name}_k = ({k}) * {16 // d.size if how == 'k' else 1};")
+
+    def call(many: str, to: Sequence[str], at: int) -> str:
+        coordinates = [out.affine(dim.start) for dim in o.dims]
+        for axis, text in ((1 - k_axis, f"{name}_line + {at}"), (k_axis, f"{name}_k + k / {d.size}")):
+            dim = o.kept[axis]
+            coordinates[dim] = text if coordinates[dim] == "0" else f"{text} + {coordinates[dim]}"
+        place = out.shared_offset(buffer.layout, buffer.offset, coordinates)
+        return f"ldmatrix_{many}{'_trans' if how == 'mn' else ''}({', '.join(to)}, smem + {place});"
+
+    return call
 
 
 def emit_by_elements(out: Any, e: Equation, d: Any) -> None:

@@ -84,3 +84,17 @@ def matrix_shifts(start: Affine, n: int, columns: int, shared: SharedLayout) -> 
         along, across = column % inner * step, column // inner * outer
         out.append((along, across) if shared.swizzle else (0, along + across))
     return out
+
+
+def lines_of_product(view: View, shared: SharedLayout, k_axis: int) -> str | None:
+    """How ldmatrix reads a 2-D operand of mma.sync where it lies: 'k' (lines of K are contiguous), 'mn' (lines of M or N, which
+    it transposes: 16-bit types), or None (it cannot).  k_axis: which of the view's dimensions is K."""
+    size, last = shared.itemsize, len(view.ref.shape) - 1
+    columns, start = shared.tile[-1] if shared.tile else shared.shape[-1], view.dims[last].start
+    if len(view.shape) != 2 or last not in view.kept or any(view.dims[d].stride != 1 for d in view.kept):
+        return None
+    if columns * size % 16 or any(f * size % 16 for f in (start.const, *(f for _, f in start.terms))):
+        return None
+    if view.kept[k_axis] == last:
+        return "k"
+    return "mn" if size == 2 else None

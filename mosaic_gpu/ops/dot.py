@@ -20,7 +20,7 @@ from ..codegen.emit_dot import emit_by_elements, emit_by_tiles
 from ..errors import UnsupportedCall
 from ..layouts.registers import Digit, RegisterLayout
 from ..layouts.shared import itemsize
-from ..program import Equation
+from ..program import Equation, View
 from .elementwise import FLOATS, INTEGERS, numpy_dtype
 from .registry import WARPGROUP, op
 
@@ -95,15 +95,22 @@ class Dot:
         layout = self.layout()
         return layout if self.left[0] >= 0 else dataclasses.replace(layout.reduce(0), name="MMA")
 
-    def operand_bytes(self) -> tuple[int, int]:
-        """Of each operand in the scratch, in lines of K."""
+    def operand_bytes(self, e: Equation) -> tuple[int, int]:
+        """Of each operand in the scratch, in lines of K; 0 of what is read where it lies."""
         m, n, _ = self.padded
-        return self.batch * m * self.pitch, self.batch * n * self.pitch
+        left, right = (
+            0 if isinstance(o, View) else self.batch * lines * self.pitch
+            for o, lines in zip(e.operands, (m, n), strict=False)
+        )
+        return left, right
 
 
 def dot_of(e: Equation) -> Dot:
-    """What a dot_general is.  Operands: x, y, and what the sum starts from, if it is not 0 (of the result's type, which is that
-    of the sum); params: dims (left and right as in `Dot`), precision ('' or 'exact')."""
+    """What a dot_general is.
+
+    Operands: x, y (arrays, or views of shared memory that ldmatrix reads), and what the sum starts from, if it is not 0 (of the
+    result's type, which is then that of the sum); params: dims (left and right as in `Dot`), precision ('' or 'exact').
+    """
     x, y = e.operands[:2]
     left, right = e.param("dims")
 
@@ -162,7 +169,9 @@ def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
     if not d.kind:
         nbytes = [math.prod(o.shape) * itemsize(o.dtype) for o in (x, y)]
         return -(-nbytes[0] // 16) * 16 + nbytes[1]
-    return max(sum(d.operand_bytes()), math.prod(result.shape) * itemsize(result.dtype))
+    own, have = d.result_layout(), layouts.get(result.id)
+    there = own is not None and have is not None and have.same_map(own)
+    return max(sum(d.operand_bytes(e)), 0 if there else math.prod(result.shape) * itemsize(result.dtype))
 
 
 @dot_general.emit(scopes=(WARPGROUP,))
@@ -178,6 +187,12 @@ def to_tf32(x: np.ndarray) -> np.ndarray:
     return result
 
 
+def cut_to_tf32(x: np.ndarray) -> np.ndarray:
+    """float32 as the tensor core reads it where it lies: without the low 13 bits."""
+    result: np.ndarray = (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return result
+
+
 @dot_general.simulate
 def _(sim: Any, step: Any) -> None:
     from ..simulator.tensor_core import matmul
@@ -186,10 +201,10 @@ def _(sim: Any, step: Any) -> None:
     result = e.results[0]
     operands = []
     for o, axes, middle in zip(e.operands[:2], (d.left, d.right), (d.m, d.n), strict=True):
-        x = np.asarray(sim.read(o))
+        x = np.asarray(sim.load_view(o) if isinstance(o, View) else sim.read(o))
         x = np.transpose(x, [a for a in axes if a >= 0]).reshape(d.batch, middle, d.k)
         if d.kind.startswith("tf32"):
-            x = to_tf32(x)
+            x = cut_to_tf32(x) if isinstance(o, View) else to_tf32(x)
         wide = np.int64 if x.dtype.kind in "iu" else np.float32 if x.dtype.itemsize == 2 else x.dtype
         operands.append(x.astype(wide))
     with np.errstate(all="ignore"):

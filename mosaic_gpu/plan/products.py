@@ -4,7 +4,7 @@
 afterwards.  Where operands lie in shared memory as wgmma reads them, a product becomes a scope with an accumulator, one wgmma
 group and the read that waits for it; so its waits, fences and commits are those of every wgmma.  B, and A where it can, is read
 where it was loaded from, which is the same if nothing between the load and the product writes memory or waits.  Other
-products stay `dot_general`.
+products stay `dot_general`; those on mma.sync read operands in shared memory where they lie, too, if ldmatrix can.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import MosaicGpuError
+from ..layouts.access import lines_of_product
 from ..layouts.operands import shared_operand
 from ..layouts.registers import Layout
-from ..layouts.shared import shared_layout
+from ..layouts.shared import SharedLayout, shared_layout
 from ..memory import MemorySpace
 from ..ops.dot import ACCURATE, dot_of
 from ..ops.registry import OPS, Generation
@@ -35,8 +36,6 @@ def lower_products(equations: Sequence[Equation], program: Program, generation: 
     if not program.params.strict_math:  # which rounds products before it adds
         uses = collections.Counter(i for e in walk(equations) for i in _read(e))
         equations = _with_sums(equations, uses)
-    if generation is not Generation.SM90:
-        return equations
     written = {
         o.ref.id
         for e in walk(program.body)
@@ -44,7 +43,7 @@ def lower_products(equations: Sequence[Equation], program: Program, generation: 
         for o in e.operands[:1]
         if isinstance(o, View) and o.space.kind == "smem"
     }
-    out = _Rewriter(written, itertools.count(1 + _last(equations, program))).region(equations)
+    out = _Rewriter(generation, written, itertools.count(1 + _last(equations, program))).region(equations)
     return _without_unused(out)
 
 
@@ -86,8 +85,8 @@ def _last(equations: Sequence[Equation], program: Program) -> int:
 class _Rewriter:
     """written: ids of shared buffers that ordinary stores write; ids: fresh ones."""
 
-    def __init__(self, written: set[int], ids: Iterator[int]) -> None:
-        self.written, self.ids = written, ids
+    def __init__(self, generation: Generation, written: set[int], ids: Iterator[int]) -> None:
+        self.generation, self.written, self.ids = generation, written, ids
 
     def region(self, equations: Sequence[Equation]) -> tuple[Equation, ...]:
         out: list[Equation] = []
@@ -99,7 +98,7 @@ class _Rewriter:
             elif e.op == "transpose" and isinstance(e.operands[0], Value) and e.operands[0].id in loaded:
                 loaded[e.results[0].id] = _transposed(loaded[e.operands[0].id])
             elif e.op == "dot_general":
-                out += self.product(e, loaded) or [e]
+                out += self.wgmma(e, loaded) or self.in_place(e, loaded) or [e]
                 continue
             elif not (e.op in DEAD_IF_UNUSED or OPS[e.op].pure or e.op in (*LOADS, "num_programs")):
                 loaded = {}
@@ -110,8 +109,36 @@ class _Rewriter:
     def fresh(self, shape: tuple[int, ...], dtype: str, space: MemorySpace | None = None) -> Value:
         return Value(next(self.ids), shape, dtype, space)
 
-    def product(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
+    def in_place(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
+        """A product on mma.sync whose operands ldmatrix reads where they lie, if it can."""
+        d = dot_of(e)
+        if not d.kind or not d.whole or d.left[0] >= 0 or -1 in (*d.left[1:], *d.right[1:]):
+            return None
+        operands = list(e.operands)
+        for i, k_axis in ((0, d.left[2]), (1, d.right[2])):
+            o = operands[i]
+            view = loaded.get(o.id) if isinstance(o, Value) else None
+            if view is not None and lines_of_product(view, self.layout(view), k_axis):
+                operands[i] = view
+        if operands == list(e.operands):
+            return None
+        fence = self.fence(e, operands)  # its threads read what others wrote; afterwards others may write again
+        return [*fence, e.with_(operands=tuple(operands)), *fence]
+
+    def fence(self, e: Equation, operands: Sequence[Operand | None]) -> list[Equation]:
+        """What makes ordinary stores visible to whoever reads these operands in shared memory."""
+        if any(isinstance(o, View) and (o.ref.id in self.written or o.space.union) for o in operands):
+            return [Equation("commit_smem", (), (), (), (), e.line)]
+        return []
+
+    @staticmethod
+    def layout(view: View) -> SharedLayout:
+        return shared_layout(view.ref.shape, view.dtype, view.space, None)
+
+    def wgmma(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
         """The equations that take a product's place; None where wgmma cannot do it."""
+        if self.generation is not Generation.SM90:
+            return None
         d = dot_of(e)
         x, y, *start = e.operands
         result = e.results[0]
@@ -138,9 +165,7 @@ class _Rewriter:
                 return None
             a = self.fresh(x.shape, x.dtype)
             out.append(Equation("layout_cast", (x,), (a,), (("layout", Layout.WGMMA),), (), e.line))
-        if any(isinstance(o, View) and (o.ref.id in self.written or o.space.union) for o in (a, b)):
-            # What ordinary stores wrote, the tensor core sees after a fence.
-            out.append(Equation("commit_smem", (), (), (), (), e.line))
+        out += self.fence(e, (a, b))
         acc = self.fresh((d.m, d.n), d.acc, MemorySpace("acc"))
         inside, outside = self.fresh((d.m, d.n), d.acc), self.fresh((d.m, d.n), d.acc)
         if result.dtype == d.acc:
@@ -167,8 +192,7 @@ class _Rewriter:
             return None
         view = _transposed(view) if turn else view
         try:
-            layout = shared_layout(view.ref.shape, view.dtype, view.space, None)
-            shared_operand(view, layout, k_axis, "operand", None)
+            shared_operand(view, self.layout(view), k_axis, "operand", None)
         except MosaicGpuError:
             return None
         return view

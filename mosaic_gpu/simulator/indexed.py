@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import OutOfBounds, Race
 from ..ops.elementwise import numpy_dtype
 from ..ops.indexed import Indexed
+from ..program import View
 from . import memory
 from .hazards import view_bytes
 from .memory import Array
@@ -113,3 +114,13 @@ def store(sim: Thread, access: Indexed, x: Array, indices: Sequence[Array]) -> N
     array.changes += 1
     if array.written is not None:
         array.written[where] = True
+
+
+def load_view(sim: Thread, view: View) -> Array:
+    """A view of shared memory whose elements any thread of the warpgroup reads."""
+    buffer = sim.plan.buffers[view.ref.id]
+    starts = tuple(sim.evaluate(d.start) for d in view.dims)
+    index, size = sim.block.cluster.index_of(view, buffer, starts), buffer.layout.itemsize
+    if sim.hazards is not None and sim.step is not None:
+        sim.hazards.indexed(sim.step, sim.moved(False), (id(view), starts), False, lambda: view_bytes(index, size))
+    return memory.from_raw(sim.block.shared.read(index, size, lambda: memory.describe(view)), view.dtype)

@@ -16,7 +16,7 @@ from ..ops.indexed import Indexed
 from ..ops.refs import Access
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
-from ..program import Operand, Value
+from ..program import Operand, Value, View
 from . import indexed, memory, tma
 from .barriers import Arrival, MBarrier, NamedBarrier, Sight
 from .hazards import Hazards, view_bytes
@@ -133,6 +133,9 @@ class Thread(ProductThread):
 
     def store_indexed(self, access: Indexed, x: Array, indices: Sequence[Array]) -> None:
         indexed.store(self, access, x, indices)
+
+    def load_view(self, view: View) -> Array:
+        return indexed.load_view(self, view)
 
     def _shared_index(self, access: Access, write: bool) -> tuple[SharedLayout, Array]:
         view = access.view

@@ -97,6 +97,27 @@ DI void ldmatrix_x4(u32& r0, u32& r1, u32& r2, u32& r3, u32 address) {
   ldmatrix(r, address);
   r0 = r[0], r1 = r[1], r2 = r[2], r3 = r[3];
 }
+// Each matrix transposed: a lane holds elements of rows 2 * (i % 4) and the next, of column i / 4.
+template <int N> DI void ldmatrix_trans(u32 (&r)[N], u32 address) {
+  for (int j = 0; j < N; j++) {
+    u16 halves[2];
+    for (int h = 0; h < 2; h++) {
+      u32 row = exchange(address, 8 * j + own_lane() % 4 * 2 + h);
+      memcpy(&halves[h], shared + row + 2 * (own_lane() / 4), 2);
+    }
+    r[j] = halves[0] | (u32)halves[1] << 16;
+  }
+}
+DI void ldmatrix_x2_trans(u32& r0, u32& r1, u32 address) {
+  u32 r[2];
+  ldmatrix_trans(r, address);
+  r0 = r[0], r1 = r[1];
+}
+DI void ldmatrix_x4_trans(u32& r0, u32& r1, u32& r2, u32& r3, u32 address) {
+  u32 r[4];
+  ldmatrix_trans(r, address);
+  r0 = r[0], r1 = r[1], r2 = r[2], r3 = r[3];
+}
 
 DI u32 to_tf32(float x) { u32 u = bits<u32>(x); return x - x != 0 ? u : (u + 0x1000) & 0xffffe000u; }
 

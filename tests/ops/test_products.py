@@ -86,10 +86,12 @@ def test_tiles_become_wgmma(dtype, out, compiled):
     assert compiled(plan).complaints() == []
 
 
-def test_on_sm100_they_go_through_registers(compiled):
+def test_on_sm100_they_are_read_where_they_lie(compiled):
     a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
     plan = plan_of(product(F32), a, b, "sm_100a")
-    assert "dot_general" in operations(plan)
+    found = operations(plan)
+    assert "dot_general" in found and not {"get", "load", "commit_smem"} & set(found)
+    assert plan.roles[0].scratch_bytes == 0
     close(simulate(plan, [a, b])[0], a, b)
     assert compiled(plan).complaints() == []
 
