@@ -122,8 +122,10 @@ class _Rewriter:
                 operands[i] = view
         if operands == list(e.operands):
             return None
-        fence = self.fence(e, operands)  # its threads read what others wrote; afterwards others may write again
-        return [*fence, e.with_(operands=tuple(operands)), *fence]
+        read = Equation(
+            "commit_smem", (), (), (), (), e.line
+        )  # all threads have read before one of them refills a buffer
+        return [*self.fence(e, operands), e.with_(operands=tuple(operands)), read]
 
     def fence(self, e: Equation, operands: Sequence[Operand | None]) -> list[Equation]:
         """What makes ordinary stores visible to whoever reads these operands in shared memory."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mosaic_gpu.codegen.emitter import emit
+from mosaic_gpu.simulator import simulate
 
 ROOT = pathlib.Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("examples_products", ROOT / "examples" / "products.py")
@@ -24,10 +25,12 @@ EXAMPLES = products.examples()
 INSTRUCTION = {"matmul": ("wgmma_m64", "mma_bf16"), "mlp": ("mma_bf16",) * 2, "attend": ("mma_bf16",) * 2}
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_against_jax(name):
+def test_against_jax(name, arch, kernel_plan):
     f, reference, arrays = EXAMPLES[name]
-    found = np.asarray(f(*arrays))
+    plan = kernel_plan(f, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays), arch=arch)
+    (found,) = simulate(plan, arrays)
     expected = np.asarray(reference(*map(jnp.asarray, arrays)))
     assert found.dtype == expected.dtype
     a, b = found.astype(np.float64), expected.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -90,7 +91,7 @@ def test_on_sm100_they_are_read_where_they_lie(compiled):
     a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
     plan = plan_of(product(F32), a, b, "sm_100a")
     found = operations(plan)
-    assert "dot_general" in found and not {"get", "load", "commit_smem"} & set(found)
+    assert found[-3:] == ["dot_general", "commit_smem", "swap"] and not {"get", "load"} & set(found)
     assert plan.roles[0].scratch_bytes == 0
     close(simulate(plan, [a, b])[0], a, b)
     assert compiled(plan).complaints() == []
@@ -162,8 +163,9 @@ def test_without_a_swizzle_there_is_no_descriptor():
     close(simulate(plan, [a, b])[0], a, b)
 
 
-def test_a_loop_over_k(compiled):
-    """The plainest matmul: a ring of one slot, its release after the product that read it."""
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_a_loop_over_k(arch, compiled):
+    """The plainest matmul: one slot, refilled after the product that read it."""
 
     def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, full: Any) -> None:
         def step(i: Any, acc: Any) -> Any:
@@ -182,11 +184,14 @@ def test_a_loop_over_k(compiled):
         jax.ShapeDtypeStruct((64, 128), F32),
         scratch_types=[smem((64, 64), BF16), smem((64, 128), BF16), plgpu.Barrier(num_arrivals=2)],
     )
-    plan = build_plan(kernel.program(*abstract), "sm_90a")
-    assert "wgmma" in operations(plan)
+    plan = build_plan(kernel.program(*abstract), arch)
+    assert ("wgmma" if arch == "sm_90a" else "dot_general") in operations(plan)
     for timing in ("late", "early"):
         close(simulate(plan, [a, b], timing=timing)[0], a, b)
     assert compiled(plan).complaints() == []
+    if arch == "sm_100a":
+        with pytest.raises(Race, match="copy_gmem_to_smem writes"):  # while other threads still read
+            simulate(without(plan, "commit_smem"), [a, b])
 
 
 def stored(fenced: bool) -> Any:
@@ -234,7 +239,6 @@ def test_a_load_is_not_moved_past_a_store():
 
 def test_the_wait_is_needed():
     """Without it (taken out of the plan) the simulator reports the race with the copy that comes next."""
-    import dataclasses
 
     def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, full: Any) -> None:
         def step(i: Any, acc: Any) -> Any:
@@ -250,19 +254,40 @@ def test_the_wait_is_needed():
     kernel = plgpu.kernel(body, jax.ShapeDtypeStruct((64, 64), F32), scratch_types=scratch)
     plan = build_plan(kernel.program(t, t), "sm_90a")
 
-    def without(block: Any) -> Any:
-        steps = [
-            dataclasses.replace(s, regions=tuple(map(without, s.regions)))
-            for s in block.steps
-            if s.equation.op != "wgmma_wait"
-        ]
-        return dataclasses.replace(block, steps=tuple(steps))
-
-    roles = tuple(dataclasses.replace(r, body=without(r.body)) for r in plan.roles)
     a = random(BF16, 64, 64)
     simulate(plan, [a, a])
     with pytest.raises(Race):
-        simulate(dataclasses.replace(plan, roles=roles), [a, a])
+        simulate(without(plan, "wgmma_wait"), [a, a])
+
+
+def without(plan: Any, op: str) -> Any:
+    """The plan with one operation taken out."""
+
+    def block_of(block: Any) -> Any:
+        kept = (s for s in block.steps if s.equation.op != op)
+        steps = tuple(dataclasses.replace(s, regions=tuple(map(block_of, s.regions))) for s in kept)
+        return dataclasses.replace(block, steps=steps)
+
+    return dataclasses.replace(plan, roles=tuple(dataclasses.replace(r, body=block_of(r.body)) for r in plan.roles))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_fences_are_needed(arch):
+    """wgmma, or ldmatrix of other threads, behind ordinary stores; and what is stored after it."""
+
+    def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any) -> None:
+        a_tile[...] = a[...]
+        b_tile[...] = b[...]
+        o[...] = a_tile[...] @ b_tile[...]
+        a_tile[...] = b[...]
+
+    t = jax.ShapeDtypeStruct((64, 64), BF16)
+    plan = build_plan(plgpu.kernel(body, t, scratch_types=[smem((64, 64), BF16)] * 2).program(t, t), arch)
+    assert operations(plan).count("commit_smem") == (1 if arch == "sm_90a" else 2)
+    a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
+    close(simulate(plan, [a, b])[0], a, b)
+    with pytest.raises(Race, match="commit_smem"):
+        simulate(without(plan, "commit_smem"), [a, b])
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
