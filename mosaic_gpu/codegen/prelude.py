@@ -77,7 +77,7 @@ def functions(name: str) -> frozenset[str]:
     text = piece(name)
     plain = re.findall(r"^\s*DI\s+[\w\s*&]*?\b(\w+)(?:<\d+>)?\s*\(", text, re.MULTILINE)
     generated = re.findall(r"^MOSAIC_\w+\((\w+),", text, re.MULTILINE)
-    outside = re.findall(r'^extern "C" __device__ .*?(\w+)\(const', text, re.MULTILINE)
+    outside = re.findall(r'^extern "C" __device__ .*?\b([a-z]\w*)\(const', text, re.MULTILINE)
     return frozenset(plain) - {"name"} | frozenset(generated) | frozenset(outside)
 
 

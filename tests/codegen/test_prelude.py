@@ -81,6 +81,12 @@ CALLS: dict[str, list[str]] = {
             ("st", ", ".join(["u[7]"] + [f"u[{j}]" for j in range(count)])),
         )
     ],
+    "mma": [
+        f"mma_{kinds}({', '.join(f'{d}[{j}]' for j in range(4))}, u[0], u[1], u[2], u[3], u[4], u[5])"
+        for d, pairs in (("f", ("f16_f16", "bf16_bf16", "tf32_tf32")), ("i", ("s8_s8", "s8_u8", "u8_s8", "u8_u8")))
+        for kinds in pairs
+    ],
+    "debug": ['printf("%d %g", i[0], (double)f[0])', 'failed_check("message", "file", 3, "function")'],
     "wgmma": [
         "wgmma_fence()",
         "wgmma_commit()",
