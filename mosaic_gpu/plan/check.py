@@ -67,9 +67,10 @@ def check_program(program: Program, arch: str) -> Checked:
 
     splits = tried(lambda: roles.split(program.body, program.thread_name, program.num_threads)) or []
     bodies: list[tuple[tuple[int, ...], Sequence[Equation]]] = []
+    fresh = in_flight.unused_ids(*(s.equations for s in splits))
     for s in splits:
-        equations: Sequence[Equation] = lower_products(s.equations, program, generation)
-        resolved = tried(lambda equations=equations: in_flight.resolve(equations))  # type: ignore[misc]
+        equations: Sequence[Equation] = lower_products(s.equations, program, generation, fresh)
+        resolved = tried(lambda equations=equations: in_flight.resolve(equations, fresh))  # type: ignore[misc]
         bodies.append((s.indices, resolved.equations if resolved else equations))
     resources = tried(lambda: allocate(program, bodies))
     for _, equations in bodies:

@@ -10,7 +10,6 @@ products stay `dot_general`; those on mma.sync read operands in shared memory wh
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import MosaicGpuError
@@ -28,8 +27,13 @@ from .roles import DEAD_IF_UNUSED
 LOADS = ("get", "load")
 
 
-def lower_products(equations: Sequence[Equation], program: Program, generation: Generation) -> tuple[Equation, ...]:
-    """A role's equations with sums taken into its products, and products rewritten where that is possible."""
+def lower_products(
+    equations: Sequence[Equation], program: Program, generation: Generation, fresh: Iterator[int]
+) -> tuple[Equation, ...]:
+    """A role's equations with sums taken into its products, and products rewritten where that is possible.
+
+    fresh: ids that no role of the kernel has.
+    """
     equations = tuple(equations)
     if not any(e.op == "dot_general" for e in walk(equations)):
         return equations
@@ -43,7 +47,7 @@ def lower_products(equations: Sequence[Equation], program: Program, generation: 
         for o in e.operands[:1]
         if isinstance(o, View) and o.space.kind == "smem"
     }
-    out = _Rewriter(generation, written, itertools.count(1 + _last(equations, program))).region(equations)
+    out = _Rewriter(generation, written, fresh).region(equations)
     return _without_unused(out)
 
 
@@ -72,14 +76,6 @@ def _with_sums(equations: tuple[Equation, ...], uses: Mapping[int, int]) -> tupl
                     break
         out.append(e)
     return tuple(e for e in out if not (e.op == "dot_general" and e.results[0].id in taken))
-
-
-def _last(equations: Sequence[Equation], program: Program) -> int:
-    """The highest id of a value."""
-    found = [v.id for v in (*program.inputs, *program.scratch)]
-    for e in (*walk(program.body), *walk(tuple(equations))):
-        found += [v.id for v in (*e.results, *(x for r in e.regions for x in r.inputs))]
-    return max(found)
 
 
 class _Rewriter:
