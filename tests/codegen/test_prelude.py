@@ -50,6 +50,7 @@ CALLS: dict[str, list[str]] = {
         "u[1] = cluster_address(u[0], 1)",
     ],
     "fences": ["fence_proxy_async_shared()", "fence_proxy_async()", "fence_cluster()", "fence_gpu()"],
+    "griddep": ["griddepcontrol_wait()", "griddepcontrol_launch_dependents()"],
     "registers": ["set_max_registers_decrease<40>()", "set_max_registers_increase<160>()"],
     "math": [
         "u[0] = pack_bf16x2(f[0], f[1])",

@@ -120,6 +120,7 @@ INSIDE = {
     "when_any_in_warp": dict(condition=Operand("mask")),
 }
 NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
+NO_ARGUMENTS |= {"griddepcontrol_launch_dependents", "griddepcontrol_wait"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
 NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion"}
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
