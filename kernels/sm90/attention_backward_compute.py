@@ -234,11 +234,12 @@ def make_dk(
             under()
             plgpu.barrier_wait(p_full)
             plgpu.wgmma_wait(len(some) if under is not nothing else 0)
-            p = plgpu.load(p_tile.at[0], layout=plgpu.Layout.WGMMA).astype(jnp.float32)
             delta = plgpu.load(delta_tile.at[slot], layout=BY_COLUMN)
-            values = (dp_acc[...] - delta[None, :]) * p
-            plgpu.barrier_arrive(p_empty)
             plgpu.barrier_arrive(do_empty.at[slot])
+            values = dp_acc[...] - delta[None, :]
+            p = plgpu.load(p_tile.at[0], layout=plgpu.Layout.WGMMA)  # now: there are no registers for both
+            plgpu.barrier_arrive(p_empty)
+            values = values * p.astype(jnp.float32)
             plgpu.wgmma_wait(0)  # dS is rounded into the registers of the one before
             after()
             return values.astype(build.dtype)
