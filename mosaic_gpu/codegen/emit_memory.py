@@ -253,12 +253,11 @@ class MemoryEmitter(ValueEmitter):
         width = global_vector(layout, view, x.dtype)
         last = len(view.dims) - 1
         along = view.kept.index(last) if last in view.kept else None  # neighbours in memory
-        # An index that the shapes show to be inside needs no test: code is shared by calls whose shapes show the same.
-        sure = [
-            d.start.static and d.start.const + ((d.size or 1) - 1) * d.stride < n
-            for d, n in zip(view.dims, view.ref.shape, strict=True)
-        ]
-        if along is not None and not sure[last]:
+        # Columns that the shapes show to be inside need no test: code is shared by calls whose shapes show the same.  Rows keep
+        # theirs: without any branch behind a wait for wgmma, ptxas serialises the products (C7511).
+        row = view.dims[last]
+        sure = row.start.static and row.start.const + ((row.size or 1) - 1) * row.stride < view.ref.shape[last]
+        if along is not None and not sure:
             self.line(f"int {name}_left = {self.runtime_dim(access.input, last)} - {name}_{along};")
         groups: dict[tuple[int, ...], list[int]] = {}
         for i in range(0, layout.registers, width):
@@ -273,14 +272,14 @@ class MemoryEmitter(ValueEmitter):
                     continue
                 k = view.kept.index(d)
                 coordinates.append(f"{name}_{k} + {part[k] * index.stride}" if part[k] else f"{name}_{k}")
-                if k != along and not sure[d]:
+                if k != along:
                     inside.append(f"{coordinates[-1]} < {self.runtime_dim(access.input, d)}")
             pointer, test = f"{name}_p{number}", f"{name}_in{number}"
             start = f"p{access.input} + {self.global_index(access.input, coordinates)}"
             self.line(f"{stored_type(x.dtype)}* {pointer} = {start}; bool {test} = {' && '.join(inside) or 'true'};")
             for i in registers:
                 shift = layout.register_part(i)[along] * view.dims[last].stride if along is not None else 0
-                there = test if along is None or sure[last] else f"{test} && {shift} < {name}_left"
+                there = test if along is None or sure else f"{test} && {shift} < {name}_left"
                 self._global_move(x, i, width, f"{pointer} + {shift}", there, store)
 
     def _global_move(self, x: Value, i: int, width: int, place: str, test: str, store: bool) -> None:
