@@ -421,6 +421,27 @@ _("no commit_smem", "B4", delete("commit_smem*"), RACE, "copy_smem_to_gmem*", "s
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
   "copy_smem_to_gmem*")
 
+# ---- sm100_attention_pair: two blocks, one query tile each, parts of P -----------------------------------------------------
+_ = _of("sm100_attention_pair")
+_("the other block's P is not waited for", "F14", barrier("p_full", collective_axes=()), (*RACE, *UNREAD, *MISUSE), PV, SCORES,
+  TSTORES, TLOADS, *ANY)
+_("the other block's output is multiplied while it is rescaled", "F14", barrier("o_ready", collective_axes=()),
+  (*RACE, *MISUSE), PV, TLOADS, TSTORES, *ANY)
+_("the second part of P is not waited for", "F7", delete("barrier_wait p_full#3", "barrier_wait p_full#1"),
+  (*RACE, *UNREAD, *MISUSE), PV, SCORES, TSTORES, TLOADS, *ANY)
+_("a part is multiplied before it is stored", "F7", delete("commit_tmem*"), RACE, PV, SCORES, TSTORES, TLOADS)
+_("the next scores overwrite P in use", "F3", delete("barrier_wait pv_done#1", "barrier_wait pv_done#0"), (*RACE, *MISUSE), SCORES, PV, *ANY)
+_("the other block is not told that Q is free", "F13", param("tcgen05_commit_arrive q_empty*", collective_axes=()), DEADLOCK,
+  *ANY)
+_("the other block is not told that K is free", "F13", param("tcgen05_commit_arrive k_empty*", collective_axes=()), DEADLOCK,
+  *ANY)
+_("the other block's K is not waited for", "F14", param("copy_gmem_to_smem k_tile*", leader=None),
+  (*UNREAD, *MISUSE, *DEADLOCK), SCORES, "copy_gmem_to_smem k_tile*", *ANY)
+_("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, PV)
+_("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), (*OVERRUN, *DEADLOCK), PV, "copy_gmem_to_smem v_tile*")
+_("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
+  "copy_smem_to_gmem*")
+
 # The attention kernel is under way: here a defect is one of every place where something is done.
 for _kernel in ("attention", "attention_causal", "attention_registers"):
     _ = _of(_kernel)

@@ -85,23 +85,17 @@ def sm100_pair() -> Any:
     return _matmul100(1024, 128, matmul100.MatmulConfig(tile_n=128, num_slots=2, pair=True))
 
 
-@maker
-def sm100_attention() -> Any:
-    """Two pairs of query tiles, one after the other, and so many key blocks that every barrier comes round again."""
+def _attention100(**options: Any) -> Any:
+    """Two tiles of a block or pair, one after the other, and so many key blocks that every barrier comes round again."""
+    config = attention100.AttentionConfig(tile_k=64, kv_slots=2, rescale_threshold=0.5, **options)
     rng, keys, d = np.random.default_rng(3), 320, 64
-    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (512, keys, keys))
+    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (2 * config.rows, keys, keys))
     # Later blocks have larger scores, so that the output is rescaled.
     k = (f32(k) * np.linspace(1, 0.5, keys)[None, :, None, None]).astype(BF16)
 
     def kernel(*arrays: jax.Array) -> Any:
-        with mock.patch.object(attention100, "multiprocessors", lambda: 1):
-            return attention100.attention(
-                *arrays,
-                config=attention100.AttentionConfig(tile_k=64, kv_slots=2, rescale_threshold=0.5),
-                causal=False,
-                scale=0.25,
-                return_lse=False,
-            )
+        with mock.patch.object(attention100, "multiprocessors", lambda: config.blocks):
+            return attention100.attention(*arrays, config=config, causal=False, scale=0.25, return_lse=False)
 
     scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * 0.25
     p = np.exp(scores - scores.max(1, keepdims=True))
@@ -113,6 +107,18 @@ def sm100_attention() -> Any:
     every += ("s_full", "p_full", "o_ready", "pv_done")
     names |= {f"rest[7]['{name}']": name for name in every}
     return kernel, "sm_100a", (q, k, v), (out[None, :, None],), names
+
+
+@maker
+def sm100_attention() -> Any:
+    """Two query tiles in flight."""
+    return _attention100()
+
+
+@maker
+def sm100_attention_pair() -> Any:
+    """A pair of blocks with a query tile each, two buffers of scores in turn, probabilities in two parts."""
+    return _attention100(pair=True, query_tiles=1, p_parts=2)
 
 
 def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:
