@@ -10,7 +10,7 @@ The names, by topic (each is documented where it is defined):
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
-- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
+- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_scales_to_tmem, TMEMLayout
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - looking inside: debug_print, debug_check, print_layout
@@ -49,7 +49,9 @@ _WHERE = {
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
     "ops.shapes": ("broadcasted_iota",),
+    "layouts.tmem": ("TMEMLayout",),
     "ops.tcgen05": ("tcgen05_commit_arrive", "tcgen05_mma"),
+    "ops.tcgen05_copies": ("async_copy_scales_to_tmem",),
     "ops.tmem": ("async_load_tmem", "async_store_tmem", "commit_tmem", "wait_load_tmem"),
     "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
@@ -153,6 +155,7 @@ if TYPE_CHECKING:
     from .ops.shapes import broadcasted_iota as broadcasted_iota
     from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
     from .ops.tcgen05 import tcgen05_mma as tcgen05_mma
+    from .ops.tcgen05_copies import async_copy_scales_to_tmem as async_copy_scales_to_tmem
     from .ops.tmem import async_load_tmem as async_load_tmem
     from .ops.tmem import async_store_tmem as async_store_tmem
     from .ops.tmem import commit_tmem as commit_tmem

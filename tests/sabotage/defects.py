@@ -430,7 +430,8 @@ _("the other block's output is multiplied while it is rescaled", "F14", barrier(
 _("the second part of P is not waited for", "F7", delete("barrier_wait p_full#3", "barrier_wait p_full#1"),
   (*RACE, *UNREAD, *MISUSE), PV, SCORES, TSTORES, TLOADS, *ANY)
 _("a part is multiplied before it is stored", "F7", delete("commit_tmem*"), RACE, PV, SCORES, TSTORES, TLOADS)
-_("the next scores overwrite P in use", "F3", delete("barrier_wait pv_done#1", "barrier_wait pv_done#0"), (*RACE, *MISUSE), SCORES, PV, *ANY)
+_("the next scores overwrite P in use", "F3", delete("barrier_wait pv_done#1", "barrier_wait pv_done#0"), (*RACE, *MISUSE),
+  SCORES, PV, *ANY)
 _("the other block is not told that Q is free", "F13", param("tcgen05_commit_arrive q_empty*", collective_axes=()), DEADLOCK,
   *ANY)
 _("the other block is not told that K is free", "F13", param("tcgen05_commit_arrive k_empty*", collective_axes=()), DEADLOCK,

@@ -63,6 +63,18 @@ EQUIVALENT: dict[str, str] = {
                 },
                 **{f"delete wait_load_tmem#{i}": _LATER_WAIT for i in (6, 7, 8)},
             },
+            "sm100_attention_pair": {
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
+                **{f"when(barrier_wait k_empty#0): ge 2 -> ge {n}": _FIRST_OF_TILE for n in (1, 3)},
+                "when(barrier_wait row_empty#0): gt 0 -> gt 1": _FIRST_OF_TILE,
+                "when(barrier_wait row_empty#1): gt 0 -> gt -1": _FIRST_OF_TILE,
+                **{f"when(barrier_wait row_empty#2): gt 0 -> gt {n}": _FIRST_OF_TILE for n in (1, -1)},
+                **{f"when(tcgen05_commit_arrive q_empty#0): eq 1 -> eq {n}": _NOT_RUN for n in (0, 2)},
+                "delete tcgen05_commit_arrive q_empty#0": _NOT_RUN,
+                **{f"when(barrier_wait pv_done#1): gt 1 -> gt {n}": _NOT_RUN for n in (0, 2)},
+                **{f"accumulate of tcgen05_mma out probabilities v_tile#2: eq 1 -> eq {n}": _NOT_RUN for n in (0, 2)},
+                "delete wait_load_tmem#4": _LATER_WAIT,
+            },
             "attention": {
                 "wait_smem_to_gmem#2: wait_read_only -> True": _END,
                 "when(barrier_arrive q_empty#0): eq 1 -> eq 2": _NOT_RUN,
