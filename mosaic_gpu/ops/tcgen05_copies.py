@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import arguments
 from ..codegen.encodings import TCGEN05_VERSION, Descriptor
-from ..errors import IllegalInstruction, UnsupportedCall
+from ..errors import UnsupportedCall
 from ..layouts.tmem import SCALE_ROWS, ScalesPart, scales_part
 from ..program import Affine, Equation, View
 from .registry import SM100, WARP, WARPGROUP, op
@@ -93,8 +93,6 @@ def _(ctx: Any, e: Equation) -> ScalesCopy:
     start = Affine(0)
     for d, digits in zip(source.dims, layout.strides(), strict=True):
         start = start + d.start * digits[0][1]
-    if start.const % 16 or any(f % 16 for _, f in start.terms):
-        raise IllegalInstruction("async_copy_scales_to_tmem: scale factors start at multiples of 16 bytes", e.line)
     return ScalesCopy(source.ref.id, start, part, is_pair(ctx, target, e))
 
 

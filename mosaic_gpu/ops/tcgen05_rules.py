@@ -93,13 +93,11 @@ def scaled_kind_of(a: str, b: str, acc: str, scale: tuple[str, str], block: floa
 
 
 def check_scaled_shape(s: Shape, line: Line | None) -> None:
-    """Refuse an M, N or place of A that block-scaled kinds do not have."""
+    """Refuse an N or place of A that block-scaled kinds do not have."""
     if s.a_in_tmem:
         raise IllegalInstruction(
             "tcgen05_mma with scale factors and A in tensor memory: this version has A in shared memory only", line
         )
-    if s.m == 64:
-        raise IllegalInstruction("tcgen05_mma with scale factors has M = 128, in a pair of blocks 256; not 64", line)
     check_shape(s, line)
 
 

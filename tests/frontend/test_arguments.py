@@ -79,6 +79,9 @@ OUTSIDE = {
     plgpu.Layout.WGMMA.reduce: dict(axes=1),
 }
 INSIDE = {
+    "async_copy_scales_to_tmem": dict(
+        smem_ref=Operand("scales"), tmem_ref=Operand("scales_in_tmem"), collective_axis=None
+    ),
     "async_load_tmem": dict(src=Operand("tmem"), layout=None),
     "async_store_tmem": dict(dst=Operand("tmem"), value=Operand("rows")),
     "barrier_arrive": dict(barrier=Operand("barrier")),
@@ -108,6 +111,8 @@ INSIDE = {
         a=Operand("a"),
         b=Operand("b"),
         barrier=Operand("barrier"),
+        a_scale=None,
+        b_scale=None,
         accumulate=True,
         collective_axis=None,
     ),
@@ -122,7 +127,7 @@ INSIDE = {
 NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
 NO_ARGUMENTS |= {"griddepcontrol_launch_dependents", "griddepcontrol_wait"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
-NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion"}
+NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion", "TMEMLayout"}
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
 # Checked when they meet arrays; tests/pallas.
 NOT_HERE |= {"pallas_call", "emit_pipeline", "register_backend", "TritonCompilerParams", "PrefetchScalarGridSpec"}
@@ -162,7 +167,10 @@ RIGHT = {
     ("broadcasted_iota", "layout"): [None],
     ("load", "layout"): [None],
     ("tcgen05_mma", "barrier"): [None],
+    ("tcgen05_mma", "a_scale"): [None],
+    ("tcgen05_mma", "b_scale"): [None],
     ("tcgen05_mma", "collective_axis"): [None],
+    ("async_copy_scales_to_tmem", "collective_axis"): [None],
     ("tcgen05_commit_arrive", "collective_axis"): [None],
     ("copy_gmem_to_smem", "leader_tracked"): [None],
     ("debug_check", "message"): ["x"],
@@ -196,11 +204,11 @@ def call_inside(name, args):
     """Trace and plan a kernel that calls the function."""
     blackwell = name.startswith("tcgen05") or "tmem" in name
 
-    def body(x, o, s, a, b, barrier, named, tmem=None):
+    def body(x, o, s, a, b, barrier, named, tmem=None, scales=None, scales_in_tmem=None):
         def scope(acc=None):
             array = x[...]
             have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc)
-            have |= dict(array=array, mask=array > 0)
+            have |= dict(array=array, mask=array > 0, scales=scales, scales_in_tmem=scales_in_tmem)
             if tmem is not None:
                 have["rows"] = plgpu.async_load_tmem(tmem)
             if name == "from_fragments":
@@ -219,6 +227,9 @@ def call_inside(name, args):
     scratch = [plgpu.SMEM((64, 64), F), plgpu.SMEM((m, 64), jnp.bfloat16, transforms=TILE)]
     scratch += [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILE), plgpu.Barrier()]
     scratch += [plgpu.NamedBarrier(num_warpgroups=1)] + ([plgpu.TMEM((128, 64), F)] if blackwell else [])
+    if "scales" in name:
+        e8 = jnp.float8_e8m0fnu
+        scratch += [plgpu.SMEM((1, 1, 32, 16), e8), plgpu.TMEM((128, 4), e8, layout=plgpu.TMEMLayout.SCALES_LAYOUT)]
     k = plgpu.kernel(body, S, grid=2, num_threads=1, thread_name="wg", scratch_types=scratch)
     build_plan(k.program(S), "sm_100a" if blackwell else "sm_90a")
 

@@ -392,6 +392,20 @@ _("no fence around the hand-back", "F6", barrier("drained", orders_tensor_core=F
 _("handed back before the load", "F6", move(HANDED, before=LOAD), RACE, LOAD, MMA)
 _("one arrival for two blocks", "C8", barrier("drained", num_arrivals=2), DEADLOCK, DRAINED, READY, EMPTY)
 
+# ---- sm100_scaled: factors of block-scaled operands ---------------------------------------------------------------------
+_ = _of("sm100_scaled")
+FACTORS = "async_copy_scales_to_tmem*"
+_("factors are not copied", "F8", delete(f"{FACTORS[:-1]} b_factors"), UNREAD, MMA)
+_("factors are copied behind the product", "F8", move(MMA, before=f"{FACTORS[:-1]} a_factors"), UNREAD, MMA, FACTORS)
+_("factors are overwritten in use", "F2", delete(f"when({EMPTY}#1)"), (*RACE, *MISUSE), FACTORS, MMA)
+_("no fence before factors are overwritten", "F2", barrier("empty", orders_tensor_core=False), RACE, FACTORS, MMA)
+_("factors are not waited for", "F14", param("copy_gmem_to_smem b_scales", leader=None), (*UNREAD, *MISUSE, *DEADLOCK), FACTORS,
+  FULL, "copy_gmem_to_smem b_scales")
+_("operands are not waited for", "F14", delete(FULL), UNREAD, MMA, FACTORS)
+_("the producers do not wait", "F13", delete(f"when({EMPTY}#0)"), (*OVERRUN, *DEADLOCK), A, B, "copy_gmem_to_smem*", MMA, FACTORS)
+_("the first step accumulates", "F15", guard(MMA, -1), ("UninitializedRead",), MMA)
+_("the result is not waited for", "F4", delete(READY), UNREAD, LOAD, MMA)
+
 # ---- sm100_attention: scores, probabilities and output in tensor memory -------------------------------------------------
 _ = _of("sm100_attention")
 SCORES, PV = "tcgen05_mma scores*", "tcgen05_mma out*"

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from mosaic_gpu.kernels.sm90 import attention as attention90
@@ -60,6 +61,9 @@ def sm90_matmul_pair() -> Any:
     return kernel, "sm_90a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), {}
 
 
+FLOAT8 = ml_dtypes.float8_e4m3fn
+
+
 def _matmul100(rows: int, columns: int, config: matmul100.MatmulConfig) -> Any:
     a, b = random(1, rows, 320), random(2, 320, columns)
 
@@ -69,8 +73,12 @@ def _matmul100(rows: int, columns: int, config: matmul100.MatmulConfig) -> Any:
         ):  # one block, or pair, takes all tiles
             return matmul100.matmul(*arrays, config=config)
 
-    names = {f"bars[{i}]": name for i, name in enumerate(("full", "empty", "ready", "drained"))}
-    return kernel, "sm_100a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), names
+    return kernel, "sm_100a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), _named100(0)
+
+
+def _named100(first: int, *more: str) -> dict[str, str]:
+    names = ("o", "a_tile", "b_tile", "o_tile", "acc", "full", "empty", "ready", "drained", *more)
+    return {f"rest[{first + i}]": name for i, name in enumerate(names)}
 
 
 @maker
@@ -83,6 +91,25 @@ def sm100_matmul() -> Any:
 def sm100_pair() -> Any:
     """As `sm100_matmul`, by two blocks that multiply together."""
     return _matmul100(1024, 128, matmul100.MatmulConfig(tile_n=128, num_slots=2, pair=True))
+
+
+@maker
+def sm100_scaled() -> Any:
+    """mxfp8 by a pair of blocks with two accumulators, four tiles: factors of A and B in rings of shared and tensor memory."""
+    config = matmul100.MatmulConfig(tile_n=128, num_slots=2, pair=True)
+    rng, (m, n, k) = np.random.default_rng(5), (1024, 128, 640)
+    a, b = random(1, m, k, dtype=FLOAT8), random(2, n, k, dtype=FLOAT8)
+    scales = [
+        rng.integers(126, 129, (rows, k // 32)).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu) for rows in (m, n)
+    ]
+
+    def kernel(*arrays: jax.Array) -> Any:
+        with mock.patch.object(matmul100, "multiprocessors", lambda: config.blocks):
+            return matmul100.scaled_matmul(*arrays, config=config)
+
+    wide = [f32(x) * np.repeat(f32(s), 32, axis=1) for x, s in zip((a, b), scales, strict=True)]
+    names = _named100(2, "a_scales", "b_scales", "a_factors", "b_factors")
+    return kernel, "sm_100a", (a, b, *scales), ((wide[0] @ wide[1].T).astype(BF16),), names
 
 
 def _attention100(**options: Any) -> Any:
