@@ -176,11 +176,11 @@ def scaled_matmul(
     types = (jnp.dtype(a.dtype), jnp.dtype(b.dtype), jnp.dtype(jnp.bfloat16))
     scaled = (jnp.dtype(a_scale.dtype), c.tile_k * (2 if packed else 1) // block)
     kernel = _kernel(m, n, _walkers(m, n, c), types, c, scaled)
-    result: jax.Array = kernel(a, b, *(_tiled(x) for x in (a_scale, b_scale)))
+    result: jax.Array = kernel(a, b, *(tiled_factors(x) for x in (a_scale, b_scale)))
     return result
 
 
-def _tiled(scale: jax.Array) -> jax.Array:
+def tiled_factors(scale: jax.Array) -> jax.Array:
     """Factors (rows, n) as `async_copy_scales_to_tmem` takes them: (rows / 128, n / 4, 32, 16), filled up with zeros."""
     rows, n = scale.shape
     raw = jnp.pad(lax.bitcast_convert_type(scale, jnp.uint8), ((0, -rows % ROWS), (0, -n % 4)))

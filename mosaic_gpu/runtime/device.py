@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 
 from mosaic_gpu import errors
@@ -14,10 +18,12 @@ __all__ = [
     "driver_version",
     "gpu_devices",
     "multiprocessors",
+    "planning_for",
 ]
 
 
 H200_MULTIPROCESSORS = 132
+_planned: contextvars.ContextVar[int | None] = contextvars.ContextVar("planned multiprocessors", default=None)
 
 
 def gpu_devices() -> list[jax.Device]:
@@ -64,7 +70,19 @@ def device_key() -> str | None:
     return str(devices[0].device_kind).lower().replace(" ", "_") if devices else None
 
 
+@contextlib.contextmanager
+def planning_for(count: int) -> Iterator[None]:
+    """Kernels that are traced inside are planned for a GPU of so many multiprocessors, whatever is here."""
+    token = _planned.set(count)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
 def multiprocessors() -> int:
     """Streaming multiprocessors of the first GPU; without a GPU, those of an H200, for which kernels are then planned."""
+    if (planned := _planned.get()) is not None:
+        return planned
     devices = gpu_devices()
     return int(getattr(devices[0], "core_count", 0) or H200_MULTIPROCESSORS) if devices else H200_MULTIPROCESSORS
