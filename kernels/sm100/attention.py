@@ -31,7 +31,7 @@ from mosaic_gpu.kernels.sm90.schedule import tile_table
 from mosaic_gpu.kernels.sm100.attention_config import BUFFERS, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm100.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm100.attention_products import buffer, multiply
-from mosaic_gpu.runtime.device import multiprocessors
+from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
 LOG2_E = math.log2(math.e)
@@ -53,7 +53,8 @@ def attention(
     tiles = b * h * plgpu.cdiv(s, config.rows)
     walkers = min(tiles, max(multiprocessors() // config.blocks, 1)) if config.persistent else tiles
     table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.tile_k, causal, walkers)
-    kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse)
+    arch = blackwell_arch()
+    kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse, arch)
     return tuple(kernel(table, q, k, v))
 
 
@@ -70,6 +71,7 @@ def _kernel(
     causal: bool,
     scale: float,
     return_lse: bool,
+    arch: str,
 ) -> Any:
     keys, slots, tiles, parts = c.tile_k, c.kv_slots, c.query_tiles, c.p_parts
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
@@ -185,11 +187,14 @@ def _kernel(
                 top, total = carry
                 at = buffer(c, i, before + j)
                 plgpu.barrier_wait(bars["s_full"].at[at])
-                x = plgpu.async_load_tmem(scores.at[at])
-                plgpu.wait_load_tmem()
-                if masked:
-                    x = mask(x, needed - 1 - j, first_row)
-                highest = jnp.max(x, axis=1)
+                if c.load_reduces and not masked:
+                    x, highest = plgpu.async_load_tmem(scores.at[at], reduce="max")
+                    plgpu.wait_load_tmem()
+                else:
+                    x = plgpu.async_load_tmem(scores.at[at])
+                    plgpu.wait_load_tmem()
+                    x = mask(x, needed - 1 - j, first_row) if masked else x
+                    highest = jnp.max(x, axis=1)
                 if c.rescale_threshold:  # an old maximum that is not much too small will do: P just grows beyond 1
                     new_top = jnp.where((highest - top) * factor > c.rescale_threshold, highest, top)
                 else:
@@ -369,7 +374,7 @@ def _kernel(
         grid_names=("block",),
         num_threads=tiles + 2,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(arch="sm_100a", approx_math=True, strict=True),
+        compiler_params=plgpu.CompilerParams(arch=arch, approx_math=True, strict=True),
         name="attention_sm100",
         **(dict(cluster=(2,), cluster_names=("pair",)) if c.pair else {}),
     )

@@ -9,6 +9,7 @@ from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.sm90.attention_config import HEAD_DIMS, chunk
 from mosaic_gpu.ops.tcgen05_rules import features_of
+from mosaic_gpu.runtime.device import blackwell_arch
 
 ROWS = 128  # of a query tile: the lanes of tensor memory
 BUFFERS = 2  # of scores in tensor memory: one for each query tile, or for one tile two in turn
@@ -34,6 +35,7 @@ class AttentionConfig(Config):
     correction_columns: columns of the output that the correction holds at a time.
     emulated_columns: keys of a block whose exponentials are polynomials on the FMA units instead of the special function units,
     a multiple of 32 below tile_k; where a mask falls none are.
+    load_reduces: the load of the scores also finds each row's maximum, where no mask falls; sm_103a only.
     """
 
     generation: ClassVar[str] = "sm100"
@@ -50,6 +52,7 @@ class AttentionConfig(Config):
     persistent: bool = True
     correction_columns: int = 32
     emulated_columns: int = 0
+    load_reduces: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,17 +152,25 @@ class AttentionConfig(Config):
             )
 
 
-def default_config(head_dim: int, value_dim: int | None = None, arch: str = "sm_100a") -> AttentionConfig:
+def default_config(head_dim: int, value_dim: int | None = None, arch: str | None = None) -> AttentionConfig:
     """What runs when nothing was tuned.  Nothing here has been measured: there was no Blackwell GPU.
 
     The first that fits of two query tiles and one, with 128 keys in a block and 64, and at least two blocks of K and V in flight.
     A quarter of the exponentials are polynomials where the chip has half as many special function units as its tensor cores
-    would need: by the counts of instructions those and the FMA units are then equally busy.  sm_103a has twice as many.
+    would need: by the counts of instructions those and the FMA units are then equally busy.  sm_103a has twice as many, and loads
+    that reduce.  arch: None, that of the GPU.
     """
     for query_tiles, tile_k in ((2, 128), (2, 64), (1, 128), (1, 64)):
         for slots in (4, 3, 2):
-            emulated = 0 if features_of(arch).fast_exp2 else tile_k // 4 // 32 * 32
-            c = AttentionConfig(query_tiles=query_tiles, tile_k=tile_k, kv_slots=slots, emulated_columns=emulated)
+            features = features_of(arch or blackwell_arch())
+            emulated = 0 if features.fast_exp2 else tile_k // 4 // 32 * 32
+            c = AttentionConfig(
+                query_tiles=query_tiles,
+                tile_k=tile_k,
+                kv_slots=slots,
+                emulated_columns=emulated,
+                load_reduces=features.load_reduction,
+            )
             dims = head_dim, value_dim or head_dim
             if c.tmem_columns(*dims) <= TMEM_COLUMNS and c.shared_bytes(*dims) <= SHARED_LIMIT:
                 return c

@@ -22,7 +22,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.operands import check_matmul
-from mosaic_gpu.runtime.device import multiprocessors
+from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 TMA_WARP, MMA_WARP = 0, 1
 ISSUE_WARPGROUP, EPILOGUE_WARPGROUP = 0, 1
@@ -126,7 +126,9 @@ def matmul(a: jax.Array, b: jax.Array, config: MatmulConfig | None = None) -> ja
     if 0 in (*a.shape, *b.shape):
         return jnp.zeros((a.shape[0], b.shape[1]), out)
     types = (jnp.dtype(a.dtype), jnp.dtype(b.dtype), out)
-    result: jax.Array = _kernel(a.shape[0], b.shape[1], _walkers(a.shape[0], b.shape[1], c), types, c, None)(a, b)
+    result: jax.Array = _kernel(
+        a.shape[0], b.shape[1], _walkers(a.shape[0], b.shape[1], c), types, c, None, blackwell_arch()
+    )(a, b)
     return result
 
 
@@ -175,7 +177,7 @@ def scaled_matmul(
         a, b = (lax.bitcast_convert_type(x.reshape(x.shape[0], k // 2, 2), jnp.uint8) for x in (a, b))
     types = (jnp.dtype(a.dtype), jnp.dtype(b.dtype), jnp.dtype(jnp.bfloat16))
     scaled = (jnp.dtype(a_scale.dtype), c.tile_k * (2 if packed else 1) // block)
-    kernel = _kernel(m, n, _walkers(m, n, c), types, c, scaled)
+    kernel = _kernel(m, n, _walkers(m, n, c), types, c, scaled, blackwell_arch())
     result: jax.Array = kernel(a, b, *(tiled_factors(x) for x in (a_scale, b_scale)))
     return result
 
@@ -203,7 +205,13 @@ def _check(a: jax.Array, b: jax.Array) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _kernel(
-    m: int, n: int, walkers: int, types: tuple[Any, Any, Any], c: MatmulConfig, scaled: tuple[Any, int] | None
+    m: int,
+    n: int,
+    walkers: int,
+    types: tuple[Any, Any, Any],
+    c: MatmulConfig,
+    scaled: tuple[Any, int] | None,
+    arch: str,
 ) -> Any:
     """scaled: type of the factors, and how many a row of a tile has; B is then (n, k), else (k, n)."""
     a_type, b_type, out_type = types
@@ -371,7 +379,7 @@ def _kernel(
         grid_names=("walker",),
         num_threads=2,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(arch="sm_100a", strict=True),
+        compiler_params=plgpu.CompilerParams(arch=arch, strict=True),
         name="matmul_sm100",
         **(dict(cluster=(2,), cluster_names=("pair",)) if c.pair else {}),
     )

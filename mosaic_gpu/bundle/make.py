@@ -33,7 +33,7 @@ def make(
     before each.  Raises what the compiler raises, with the case's name in front."""
     count = multiprocessors or MULTIPROCESSORS[arch]
     entries = []
-    with planning_for(count):
+    with planning_for(count, arch):
         for case in cases:
             on_case(case)
             entries.append(entry_of(case, arch))

@@ -56,7 +56,7 @@ def compile_kernel(
         }
         if given := [name for name, value in alone.items() if value]:
             raise Refusal(f"--bundle has shapes and configs of its own; it does not go with {', '.join(given)}")
-        _compile_bundle(kernel, arch or _default_arch(), bundle, benchmark, multiprocessors, as_json)
+        _compile_bundle(kernel, arch or target_arch(), bundle, benchmark, multiprocessors, as_json)
         return
     fields = parse_json_option(config, "--config")
     require_writable(out, "--out")
@@ -65,11 +65,13 @@ def compile_kernel(
         from ..codegen.artifacts import resources_json, write_artifacts
         from ..codegen.build import compile_plan
         from ..plan.build import build_plan
+        from ..runtime import device
         from .stages import plan_json, plan_tables, stage_texts
         from .targets import Request, find_call, program_of
 
         request = Request(arch or target_arch(), shape, dtype, causal, lse, fields)
-        program = program_of(*find_call(kernel, request, arg or ()), arch)
+        with device.planning_for(device.multiprocessors(), request.arch):
+            program = program_of(*find_call(kernel, request, arg or ()), arch)
         target = arch or program.params.arch or request.arch
         progress.step(f"planning for {target}")
         plan = build_plan(program, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..layouts.operands import SharedOperand, descriptor_high
@@ -13,7 +14,7 @@ from ..ops.tmem import TmemAccess
 from ..program import Affine, Literal, Value
 from .emit_memory import MemoryEmitter
 from .encodings import descriptor_low, tmem_address
-from .text import PACKED
+from .text import PACKED, c_type
 
 FUNCTIONS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8", "i8": "i8"}
 SCALED = {("mxf8f6f4", 1): "mxf8", ("mxf4nvf4", 2): "mxf4", ("mxf4nvf4", 4): "nvf4"}  # by factors of a row and step
@@ -94,7 +95,8 @@ class Tcgen05Emitter(MemoryEmitter):
                 self.line(f"tcgen05_copy_scales{self.group}(to + {cell}, {source});")
 
     # ---- loads and stores -----------------------------------------------------------------------------------------------
-    def tmem_load(self, access: TmemAccess, result: Value) -> None:
+    def tmem_load(self, access: TmemAccess, result: Value, extremum: Value | None = None) -> None:
+        """extremum: of each row, where the load reduces, too; of several instructions the extremum of theirs."""
         self.declare(result)
         moves = self._transfers(access, result)
         name = self.name(result)
@@ -102,11 +104,31 @@ class Tcgen05Emitter(MemoryEmitter):
         count = self._words(result)
         if raw != name:
             self.line(f"u32 {raw}[{count}];")
-        for t in moves:
-            function = f"tcgen05_load_{t.shape}<{t.count}>"
-            self.line(f"{function}({raw} + {t.register}, {self._place(access.part, t)});")
+        if extremum is not None:
+            self._load_reduced(access, moves, raw, extremum)
+        else:
+            for t in moves:
+                function = f"tcgen05_load_{t.shape}<{t.count}>"
+                self.line(f"{function}({raw} + {t.register}, {self._place(access.part, t)});")
         if raw != name:
             self.loop(count, f"set_bits({name}[i], {raw}[i]);")
+
+    def _load_reduced(self, access: TmemAccess, moves: Sequence[Transfer], raw: str, extremum: Value) -> None:
+        assert access.reduce is not None
+        magnitude, which = access.reduce.startswith("abs"), access.reduce[-3:]
+        form = {"float32": "f32", "int32": "s32", "uint32": "u32"}[access.dtype]
+        partial = f"t{self.fresh()}"
+        self.line(f"u32 {partial}[{len(moves)}];")
+        for i, t in enumerate(moves):
+            function = f"tcgen05_load_{'abs' if magnitude else ''}{which}_{form}<{t.count}>"
+            self.line(f"{function}({raw} + {t.register}, {partial} + {i}, {self._place(access.part, t)});")
+        combine = {"f32": f"{which}_nan", "s32": f"{which}_int", "u32": f"{which}_u32"}[form]
+        name = self.declare(extremum)
+        self.line(f"set_bits({name}[0], {partial}[0]);")
+        for i in range(1, len(moves)):
+            other = f"t{self.fresh()}"
+            self.line(f"{c_type(access.dtype)} {other}; set_bits({other}, {partial}[{i}]);")
+            self.line(f"{name}[0] = {combine}({name}[0], {other});")
 
     def tmem_store(self, access: TmemAccess, value: Value) -> None:
         moves = self._transfers(access, value)

@@ -72,6 +72,7 @@ CALLS: dict[str, list[str]] = {
         "f[3] = max_plain(f[0], f[1]) + min_plain(f[1], f[2]) + max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
         "i[0] = ceil_div(i[0], 7) + floor_div(i[1], i[2]) + floor_mod(i[1], i[2])",
         "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
+        "u[5] = max_u32(u[0], u[1]) + min_u32(u[2], u[3])",
     ],
     "matrix": [
         f"{kind}matrix_x{count}{trans}({registers})"
@@ -125,6 +126,11 @@ CALLS: dict[str, list[str]] = {
             for kind in ("f16", "tf32", "f8", "i8")
             for a in ("ss", "ts")
         ),
+        *(
+            f"tcgen05_mma_{kind}_ss<GROUP>(u[0], wide, wide, u[2], u[3], u[5], u[6])"
+            for kind in ("mxf8", "mxf4", "nvf4")
+        ),
+        "tcgen05_copy_scales<GROUP>(u[0], wide)",
         "tcgen05_commit<GROUP>(u[4])",
         "tcgen05_commit_multicast<GROUP>(u[4], h[0])",
         "tcgen05_fence_before()",

@@ -82,7 +82,7 @@ INSIDE = {
     "async_copy_scales_to_tmem": dict(
         smem_ref=Operand("scales"), tmem_ref=Operand("scales_in_tmem"), collective_axis=None
     ),
-    "async_load_tmem": dict(src=Operand("tmem"), layout=None),
+    "async_load_tmem": dict(src=Operand("tmem"), layout=None, reduce=None),
     "async_store_tmem": dict(dst=Operand("tmem"), value=Operand("rows")),
     "barrier_arrive": dict(barrier=Operand("barrier")),
     "barrier_wait": dict(barrier=Operand("barrier")),
@@ -164,6 +164,7 @@ RIGHT = {
     ("run_scoped", "collective_axes"): ["x"],
     ("copy_gmem_to_smem", "collective_axes"): [None],
     ("async_load_tmem", "layout"): [None],
+    ("async_load_tmem", "reduce"): [None],
     ("broadcasted_iota", "layout"): [None],
     ("load", "layout"): [None],
     ("tcgen05_mma", "barrier"): [None],

@@ -18,11 +18,12 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.codegen.nvrtc import compile_cuda
 from mosaic_gpu.codegen.sass import read_cubin
-from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import IllegalInstruction, ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig, default_config
+from mosaic_gpu.runtime.device import planning_for
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
 SCHEDULES = (
@@ -144,6 +145,29 @@ def test_pairs_and_tiles_change_no_bit(d):
         np.testing.assert_array_equal(check(q, k, v, causal=False, config=c), first, str(changed))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_loads_that_reduce(causal):
+    """On sm_103a the load of the scores finds the maxima: the same bits as without."""
+    q, k, v = randoms(1, 300, 1, 64), randoms(1, 400, 1, 64, seed=1), randoms(1, 400, 1, 64, seed=2)
+    with planning_for(132, "sm_103a"):
+        found = [check(q, k, v, causal=causal, config=small(load_reduces=x)) for x in (True, False)]
+        assert default_config(64).load_reduces and default_config(64).emulated_columns == 0
+    np.testing.assert_array_equal(*found)
+    assert not default_config(64).load_reduces
+    with pytest.raises(IllegalInstruction, match="sm_100a has no load with a reduction"):
+        check(q, k, v, causal=causal, config=small(load_reduces=True))
+
+
+def test_its_machine_code_for_sm_103a(plan_of, compiled):
+    """Fewer maxima are computed in the loop without a mask: each load of 32 columns brings its own."""
+    plain, reduced = (
+        compiled(plan_of(128, AttentionConfig(load_reduces=x), causal=False, arch="sm_103a")) for x in (False, True)
+    )
+    assert reduced.complaints() == [] and reduced.mnemonics["LDTM"] == plain.mnemonics["LDTM"]
+    maxima = [sum(n for name, n in r.mnemonics.items() if name.startswith("FMNMX")) for r in (plain, reduced)]
+    assert maxima[0] - maxima[1] >= 128 // 2 - 8
+
+
 def test_large_scores_are_rescaled():
     """Scores in the hundreds, which grow from block to block: every warp rescales, and does not lose what it had."""
     q, k, v = randoms(1, 256, 1, 64) * BF(20), randoms(1, 384, 1, 64, seed=1), randoms(1, 384, 1, 64, seed=2)
@@ -230,7 +254,8 @@ def plan_of(kernel_plan):
         b, s, h = shape
         x, v = (jax.ShapeDtypeStruct((b, s, h, n), dtype) for n in (d, dv or d))
         call = functools.partial(attention, causal=causal, config=c, return_lse=lse)
-        return kernel_plan(call, x, x, v, arch=arch)
+        with planning_for(132, arch):
+            return kernel_plan(call, x, x, v, arch=arch)
 
     return make
 

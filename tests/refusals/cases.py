@@ -669,3 +669,12 @@ case(
     scratch=[smem(1, 8, 32, 16, dtype=E8, tile=(32, 16)), scales(128, 32)],
     **NEW,
 )
+
+# ---- loads that reduce --------------------------------------------------------------------------------------------------------
+case("a load that reduces, on sm_100a", lambda m: plgpu.async_load_tmem(m, reduce="max"), scratch=[tmem(64)], **NEW)
+case(
+    "a load that reduces 16-bit values",
+    lambda m: plgpu.async_load_tmem(m, reduce="max"),
+    scratch=[plgpu.TMEM((128, 64), BF, packed=True)],
+    arch="sm_103a",
+)
