@@ -34,6 +34,7 @@ _FILES = (
     "mma",
     "wgmma",
     "tcgen05",
+    "launch_control",
 )
 _TRANSFERS: dict[str, tuple[Direction, Shape]] = {
     f"tcgen05_{direction}_{shape}": (direction, shape) for direction in get_args(Direction) for shape in get_args(Shape)

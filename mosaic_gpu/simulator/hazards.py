@@ -195,6 +195,21 @@ class Hazards:
             write = Access(agent, group, ASYNC, True, op, self.who, line, None, "wait_smem_to_gmem(n)", self.place)
             self._box_global(box, array, write, known)
 
+    def answer(self, address: int, nbytes: int, barrier: MBarrier, phase: int, line: Line | None) -> None:
+        """A request whose answer will be written to shared memory."""
+        op, clears = "try_cluster_cancel", f"barrier_wait({barrier.name})"
+        write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, self.place)
+        self.block.smem.write(self._answer(address, nbytes), write, self.clock.elected())
+
+    def answer_read(self, address: int, nbytes: int, line: Line | None) -> None:
+        """Every thread reads an answer."""
+        op, now = "query_cluster_cancel", self.clock.now
+        read = Access(self.clock.agent, now, GENERIC, False, op, self.who, line, None, "", self.place)
+        self.block.smem.read(self._answer(address, nbytes), read, self.clock.known())
+
+    def _answer(self, address: int, nbytes: int) -> list[int]:
+        return self.tables.smem.footprint(("answer", address), lambda: np.arange(address, address + nbytes))
+
     def _box(self, box: TmaBox) -> list[int]:
         m = box.map
 

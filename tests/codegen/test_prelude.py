@@ -141,8 +141,9 @@ CALLS: dict[str, list[str]] = {
         *(f"tma_load_pair_{rank}d(u[0], &map, u[1], {', '.join('i[0]' for _ in range(rank))})" for rank in range(1, 6)),
     ],
 }
+CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "u[2] = query_cluster_cancel(u[3], i)"]
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
-ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL}
+ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "launch_control": BLACKWELL}
 
 
 def kernel(piece: str, calls: list[str], group: int = 1) -> str:
@@ -195,7 +196,13 @@ def test_instructions_reach_the_cubin() -> None:
 
     compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()
-    assert counts["UTCHMMA"] == 4 and counts["UTCQMMA"] == 2 and counts["UTCIMMA"] == 2 and counts["UTCBAR"] == 2
+    assert (
+        counts["UTCHMMA"] == 4
+        and counts["UTCQMMA"] == 3
+        and counts["UTCOMMA"] == 2
+        and counts["UTCIMMA"] == 2
+        and counts["UTCBAR"] == 2
+    )
 
 
 @pytest.mark.parametrize("shape", REGISTERS_PER_REPEAT)

@@ -678,3 +678,24 @@ case(
     scratch=[plgpu.TMEM((128, 64), BF, packed=True)],
     arch="sm_103a",
 )
+
+
+# ---- cluster launch control ---------------------------------------------------------------------------------------------------
+RESULT = plgpu.TryClusterCancelResult()
+ASK = [RESULT, plgpu.Barrier()]
+case("launch control on Hopper", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK)
+case("launch control in a cluster", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK, **CLUSTER)
+case(
+    "launch control of an axis that is none",
+    lambda r, b: plgpu.query_cluster_cancel(r, "x"),
+    scratch=ASK,
+    grid=(2,),
+    grid_names=("g",),
+    **NEW,
+)
+case(
+    "an answer in a part of other memory",
+    lambda r, b: plgpu.try_cluster_cancel(r.at[ds(0, 4)], b),
+    scratch=[smem(8, dtype=jnp.int32), plgpu.Barrier()],
+    **NEW,
+)
