@@ -10,9 +10,10 @@ scores are multiplied when the P V that reads the probabilities under them has f
 the other one of two query tiles, or, of a single tile, those of the scores in the other buffer.
 
 With `pair`, two neighbouring blocks multiply together.  Each has its own query rows, softmax and output, half of the keys of
-every block of K and half of the columns of V; the first block issues for both.  Key blocks are visited from the last to the
-first, as on Hopper, so that the steady loop has no mask.  Compiled, checked in the disassembly and simulated; no Blackwell GPU
-has run it.
+every block of K and half of the columns of V; the first block issues for both.  Tiles come from a list made on the host, longest
+first, or (`dynamic`) are handed out by cluster launch control, for which the fourth warp asks ahead.  Key blocks are visited from
+the last to the first, as on Hopper, so that the steady loop has no mask.  Compiled, checked in the disassembly and simulated; no
+Blackwell GPU has run it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from mosaic_gpu.kernels.sm90.schedule import tile_table
 from mosaic_gpu.kernels.sm100.attention_config import BUFFERS, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm100.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm100.attention_products import buffer, multiply
+from mosaic_gpu.kernels.sm100.attention_tiles import ANSWERS, ask_ahead, walk
 from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
 LOG2_E = math.log2(math.e)
-LOAD_K, LOAD_V, MMA = 0, 1, 2  # warps of warpgroup 0
+LOAD_K, LOAD_V, MMA, ASK = 0, 1, 2, 3  # warps of warpgroup 0
 SOFTMAX = 1  # the first of these warpgroups; behind them stands the correction
 
 
@@ -51,7 +53,8 @@ def attention(
     dv = v.shape[3]
     config.check(d, dv)
     tiles = b * h * plgpu.cdiv(s, config.rows)
-    walkers = min(tiles, max(multiprocessors() // config.blocks, 1)) if config.persistent else tiles
+    listed = config.persistent and not config.dynamic
+    walkers = min(tiles, max(multiprocessors() // config.blocks, 1)) if listed else tiles
     table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.tile_k, causal, walkers)
     arch = blackwell_arch()
     kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse, arch)
@@ -89,24 +92,6 @@ def _kernel(
         """The first row of this block's query tile i."""
         return rows_of(tile, i) + lax.axis_index("pair") * ROWS if c.pair else rows_of(tile, i)
 
-    def key_blocks(k: Any, tile: Any) -> Any:
-        """Key blocks that a pair of query tiles needs."""
-        needed = plgpu.cdiv(plgpu.dim_size(k, 1), keys)
-        return jnp.minimum(needed, plgpu.cdiv((tile + 1) * c.rows, keys)) if causal else needed
-
-    def each_tile(table: Any, k: Any, work: Any) -> None:
-        """work(turn, tile, key blocks before this tile, its key blocks) for every pair of query tiles of this block."""
-        block = lax.axis_index("block")
-
-        def one(carry: Any) -> Any:
-            turn, tile, before = carry
-            needed = key_blocks(k, tile)
-            work(turn, tile, before, needed)
-            return turn + 1, table[turn + 1, block, 2], before + needed
-
-        zero = jnp.int32(0)
-        lax.while_loop(lambda carry: carry[1] >= 0, one, (zero, table[0, block, 2], zero))
-
     def refill(x: Any, batch: Any, head: Any, key_block: Any, count: Any, ring: Any, axis: int) -> None:
         """The count-th key block of K or V into its ring; axis: the one that a pair shares it along."""
         x_tile, full, empty = ring
@@ -119,15 +104,14 @@ def _kernel(
         some_keys = plgpu.ds(key_block * keys, keys)
         plgpu.copy_gmem_to_smem(x.at[batch, some_keys, head], x_tile.at[slot], full.at[slot], **halves(axis))
 
-    def place(table: Any, q: Any, k: Any, turn: Any) -> Any:
-        """(batch, head, head of K and V) of a turn."""
-        block = lax.axis_index("block")
-        batch, head = table[turn, block, 0], table[turn, block, 1]
-        return batch, head, plgpu.div(head, plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2)))
+    def kv_head_of(head: Any, q: Any, k: Any) -> Any:
+        """The head of K and V that a query head sees."""
+        return plgpu.div(head, plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2)))
 
-    def load_q_and_k(table: Any, q: Any, k: Any, q_tile: Any, k_tile: Any, bars: Any) -> None:
-        def work(turn: Any, tile: Any, before: Any, needed: Any) -> None:
-            batch, head, kv_head = place(table, q, k, turn)
+    def load_q_and_k(each_tile: Any, q: Any, k: Any, q_tile: Any, k_tile: Any, bars: Any) -> None:
+        def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
+            batch, head = where()
+            kv_head = kv_head_of(head, q, k)
 
             def load_k(i: Any) -> None:
                 ring = k_tile, bars["k_full"], bars["k_empty"]
@@ -141,21 +125,22 @@ def _kernel(
                     load_k(0)  # what the first product needs comes first
             lax.fori_loop(1, needed, lambda i, _: load_k(i), None)
 
-        each_tile(table, k, work)
+        each_tile(work)
 
-    def load_v(table: Any, q: Any, k: Any, v: Any, v_tile: Any, bars: Any) -> None:
-        def work(turn: Any, tile: Any, before: Any, needed: Any) -> None:
-            batch, _, kv_head = place(table, q, k, turn)
+    def load_v(each_tile: Any, q: Any, k: Any, v: Any, v_tile: Any, bars: Any) -> None:
+        def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
+            batch, head = where()
+            kv_head = kv_head_of(head, q, k)
 
             def step(i: Any, _: None) -> None:
                 refill(v, batch, kv_head, needed - 1 - i, before + i, (v_tile, bars["v_full"], bars["v_empty"]), 1)
 
             lax.fori_loop(0, needed, step, None)
 
-        each_tile(table, k, work)
+        each_tile(work)
 
     def softmax(
-        i: Any, table: Any, k: Any, scores: Any, probabilities: Any, lse: Any, row_values: Any, bars: Any
+        i: Any, each_tile: Any, k: Any, scores: Any, probabilities: Any, lse: Any, row_values: Any, bars: Any
     ) -> None:
         """Query tile i: a row of scores in each thread."""
         size = keys // parts
@@ -180,7 +165,7 @@ def _kernel(
             row_values[i] = x
             plgpu.barrier_arrive(bars["row_full"].at[i])
 
-        def work(turn: Any, tile: Any, before: Any, needed: Any) -> None:
+        def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
             first_row = own_rows(tile, i)
 
             def step(masked: bool, j: Any, carry: Any) -> Any:
@@ -227,16 +212,14 @@ def _kernel(
             top, total = lax.fori_loop(begin, needed, functools.partial(step, False), carry)
             hand_over(total, before + turn + needed)
             if lse is not None:
-                block = lax.axis_index("block")
-                batch, head = table[turn, block, 0], table[turn, block, 1]
+                batch, head = where()
                 lse[batch, head, plgpu.ds(first_row, ROWS)] = top * scale + jnp.log(total)
 
-        each_tile(table, k, work)
+        each_tile(work)
 
-    def correct(table: Any, k: Any, result: Any, out: Any, o_tile: Any, row_values: Any, bars: Any) -> None:
+    def correct(each_tile: Any, result: Any, out: Any, o_tile: Any, row_values: Any, bars: Any) -> None:
         """Rescales the outputs between products, and carries them out at the end of a tile."""
         plgpu.set_max_registers(c.correction_registers, action="decrease")
-        block = lax.axis_index("block")
         wide = chunk(dv)
         chunks = range(0, dv, wide)
 
@@ -271,8 +254,8 @@ def _kernel(
                 multiply_all()
             plgpu.barrier_arrive(bars["o_ready"].at[i])
 
-        def work(turn: Any, tile: Any, before: Any, needed: Any) -> None:
-            batch, head = table[turn, block, 0], table[turn, block, 1]
+        def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
+            batch, head = where()
             for i in range(tiles):
                 take(i)  # of the first block: there is nothing to rescale, and the tile before has left the accumulator
                 plgpu.barrier_arrive(bars["o_ready"].at[i])
@@ -297,12 +280,13 @@ def _kernel(
                     plgpu.commit_smem()
                     plgpu.copy_smem_to_gmem(place, result.at[batch, rows, head, plgpu.ds(start, wide)])
 
-        each_tile(table, k, work)
+        each_tile(work)
         plgpu.wait_smem_to_gmem(0)
 
     def body(table: Any, q: Any, k: Any, v: Any, result: Any, *rest: Any) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
-        q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars = rest
+        q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars, *answers = rest
+        each_tile = functools.partial(walk, c, causal, table, k, answers)
         wg = lax.axis_index("wg")
 
         def probabilities(at: Any, some: Any) -> Any:
@@ -314,22 +298,23 @@ def _kernel(
 
             @plgpu.warp_map
             def _(warp: Any) -> None:
-                plgpu.when(warp == LOAD_K)(lambda: load_q_and_k(table, q, k, q_tile, k_tile, bars))
-                plgpu.when(warp == LOAD_V)(lambda: load_v(table, q, k, v, v_tile, bars))
+                plgpu.when(warp == LOAD_K)(lambda: load_q_and_k(each_tile, q, k, q_tile, k_tile, bars))
+                plgpu.when(warp == LOAD_V)(lambda: load_v(each_tile, q, k, v, v_tile, bars))
                 issues: Any = warp == MMA
                 if c.pair:  # the first block issues for both
                     issues = issues & (lax.axis_index("pair") == 0)
                 operands = q_tile, k_tile, v_tile
-                walk = functools.partial(each_tile, table, k)
-                plgpu.when(issues)(lambda: multiply(c, walk, operands, scores, probabilities, out, bars))
+                if c.dynamic:
+                    plgpu.when(warp == ASK)(lambda: ask_ahead(answers))
+                plgpu.when(issues)(lambda: multiply(c, each_tile, operands, scores, probabilities, out, bars))
 
         @plgpu.when((wg >= SOFTMAX) & (wg < SOFTMAX + tiles))
         def _() -> None:
-            softmax(wg - SOFTMAX, table, k, scores, probabilities, lse, row_values, bars)
+            softmax(wg - SOFTMAX, each_tile, k, scores, probabilities, lse, row_values, bars)
 
         @plgpu.when(wg == SOFTMAX + tiles)
         def _() -> None:
-            correct(table, k, result, out, o_tile, row_values, bars)
+            correct(each_tile, result, out, o_tile, row_values, bars)
 
     def tiles_of(count: int, rows: int, columns: int) -> Any:
         """Tiles as the tensor core and TMA take them, in chunks of columns."""
@@ -349,6 +334,9 @@ def _kernel(
     # Probabilities take the first half of the columns of the scores that they are computed from.
     scores_type = plgpu.TMEM((BUFFERS, ROWS, keys), jnp.float32, collective=c.pair)
     probabilities_type = plgpu.TMEM((BUFFERS, ROWS, 2 * keys), dtype, packed=True, collective=c.pair)
+    readers = tiles + 1 + 3  # warpgroups, and warps of warpgroup 0, that read an answer besides the one that asks
+    answers = [plgpu.TryClusterCancelResult(ANSWERS), barriers(ANSWERS)] if c.dynamic else []
+    answers += [plgpu.Barrier(num_arrivals=readers, num_barriers=ANSWERS)] if c.dynamic else []
     out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
     return plgpu.kernel(
         body,
@@ -369,6 +357,7 @@ def _kernel(
                 "o_ready": tensor(tiles, True),
                 "pv_done": tensor(tiles),
             },
+            *answers,
         ],
         grid=(walkers,),
         grid_names=("block",),

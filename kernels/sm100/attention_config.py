@@ -32,6 +32,8 @@ class AttentionConfig(Config):
     others at most 512 (504 with one query tile).  rescale_threshold: powers of two by which a row's maximum may grow before
     the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per pair of query tiles.
+    dynamic: those blocks take over the tiles of blocks that have not been launched (cluster launch control), instead of a list;
+    not with pair.
     correction_columns: columns of the output that the correction holds at a time.
     emulated_columns: keys of a block whose exponentials are polynomials on the FMA units instead of the special function units,
     a multiple of 32 below tile_k; where a mask falls none are.
@@ -50,6 +52,7 @@ class AttentionConfig(Config):
     issue_registers: int = 32
     rescale_threshold: float = 8.0
     persistent: bool = True
+    dynamic: bool = False
     correction_columns: int = 32
     emulated_columns: int = 0
     load_reduces: bool = False
@@ -74,6 +77,8 @@ class AttentionConfig(Config):
             )
         if self.correction_columns not in (16, 32, 64):
             raise ValueError(f"correction_columns={self.correction_columns}: 16, 32 or 64")
+        if self.dynamic and self.pair:
+            raise ValueError("dynamic=True with pair=True: cluster launch control is for blocks by themselves here")
         self._check_registers()
 
     def _check_registers(self) -> None:
@@ -119,7 +124,8 @@ class AttentionConfig(Config):
         kv = self.kv_slots * self.tile_k * (head_dim + value_dim) // self.blocks
         out = self.output_tiles(value_dim) * ROWS * chunk(value_dim)
         barriers = 6 * self.query_tiles + BUFFERS * (1 + self.p_parts) + 4 * self.kv_slots
-        return 2 * (q + kv + out) + 4 * self.query_tiles * ROWS + 8 * barriers + 8
+        answers = (32 + 8 * 4) if self.dynamic else 0  # 2 of 16 bytes, and their barriers
+        return 2 * (q + kv + out) + 4 * self.query_tiles * ROWS + 8 * barriers + 8 + answers
 
     def check(self, head_dim: int, value_dim: int | None = None) -> None:
         """Raise UnsupportedCall for head dims there is no kernel for, ResourceExceeded if they do not fit.

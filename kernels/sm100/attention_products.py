@@ -21,8 +21,8 @@ def multiply(
 ) -> None:
     """Every product: the first scores of a tile, then block by block the next scores and P V.
 
-    each_tile(work): calls work(turn, tile, key blocks before it, its key blocks) for every tile; operands: Q, K and V in shared
-    memory; scores, probabilities(buffer, columns), out: in tensor memory.
+    each_tile(work): calls work(turn, where, tile, key blocks before it, its key blocks) for every tile; operands: Q, K and V in
+    shared memory; scores, probabilities(buffer, columns), out: in tensor memory.
     """
     q_tile, k_tile, v_tile = operands
     tiles, slots, parts = c.query_tiles, c.kv_slots, c.p_parts
@@ -55,7 +55,7 @@ def multiply(
     def wait_for(x: str, count: Any) -> None:
         plgpu.barrier_wait(bars[x].at[plgpu.rem(count, slots)])
 
-    def work(turn: Any, tile: Any, before: Any, needed: Any) -> None:
+    def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
         wait_for("k_full", before)
         for i in range(tiles):
             plgpu.barrier_wait(bars["q_full"].at[i])

@@ -39,6 +39,7 @@ SM100: list[Grid] = [
     {
         "query_tiles": (1, 2),
         "pair": (False, True),
+        "dynamic": (False, True),
         "p_parts": (1, 2),
         "tile_k": (64, 96, 128),
         "kv_slots": (1, 2, 3, 4),
@@ -144,7 +145,7 @@ class AttentionTunable(Tunable):
     def sources(self) -> Sequence[Path]:
         """The kernel, and the order of tiles."""
         folder = Path(str(importlib.import_module(self.config.__module__).__file__)).parent
-        names = ("attention.py", "attention_config.py", "attention_products.py", "schedule.py")
+        names = ("attention.py", "attention_config.py", "attention_products.py", "attention_tiles.py", "schedule.py")
         return [p for p in (folder / n for n in names) if p.exists()]
 
 

@@ -113,6 +113,8 @@ def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
         (1, 200, 100, 1, 1, 128, 64, F16, False, small(pair=True, p_parts=2, kv_slots=3)),
         (1, 1100, 300, 1, 1, 192, 128, BF, True, AttentionConfig(pair=True, tile_k=96)),
         (1, 600, 500, 2, 2, 256, 256, BF, True, AttentionConfig(pair=True, query_tiles=1, p_parts=2)),
+        (1, 900, 300, 2, 1, 64, 64, BF, True, small(dynamic=True)),
+        (1, 500, 300, 1, 1, 128, 256, F16, False, AttentionConfig(dynamic=True, query_tiles=1, tile_k=64)),
         (1, 1, 1, 1, 1, 32, 32, BF, True, small(pair=True, query_tiles=1, persistent=False)),
     ],
 )
@@ -192,8 +194,9 @@ def test_some_warps_rescale():
         (True, small(query_tiles=1, p_parts=2)),
         (True, small(pair=True, p_parts=2)),
         (False, small(pair=True, query_tiles=1)),
+        (True, small(dynamic=True)),
     ],
-    ids=["full", "causal", "one tile", "pair", "pair of one tile"],
+    ids=["full", "causal", "one tile", "pair", "pair of one tile", "launch control"],
 )
 def test_every_schedule_gives_the_same(schedule, causal, config):
     """The same bits whatever the order of events, and nothing found: several tiles a block, rings shorter than the work."""
@@ -212,6 +215,7 @@ def test_a_hundred_schedules(seed):
         options = dict(
             kv_slots=1 + seed % 3, query_tiles=1 + seed // 2 % 2, pair=bool(seed // 4 % 2), p_parts=1 + seed // 8 % 2
         )
+        options["dynamic"] = bool(seed // 16 % 2) and not options["pair"]
         check(q, k, v, causal=bool(seed % 2), config=small(**options))
 
 
@@ -232,6 +236,7 @@ def test_what_it_has_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (dict(dynamic=True, pair=True), "cluster launch control is for blocks by themselves"),
         (dict(query_tiles=3), r"query_tiles=3: one of \(1, 2\)"),
         (dict(p_parts=3), "p_parts=3: parts of tile_k=128 keys are multiples of 32"),
         (dict(tile_k=96, p_parts=2), "p_parts=2: parts of tile_k=96"),
@@ -308,6 +313,7 @@ def _powers_of_two(columns: int) -> int:
         (128, 128, True, AttentionConfig(p_parts=4, emulated_columns=32)),
         (128, 128, False, AttentionConfig(pair=True, p_parts=2, kv_slots=4, emulated_columns=32)),
         (256, 256, True, AttentionConfig(pair=True, query_tiles=1, p_parts=2)),
+        (128, 128, True, AttentionConfig(dynamic=True)),
     ],
     ids=str,
 )
@@ -328,6 +334,7 @@ def test_machine_code(plan_of, compiled, arch, causal, d, dv, config):
     assert {name: report.mnemonics[name] for name in wanted} == wanted
     loads = 2 + config.query_tiles + 1  # K once more, in front of its loop
     assert report.mnemonics["UTMALDG"] == loads and report.mnemonics["UTMASTG"] == config.query_tiles * dv // chunk(dv)
+    assert report.mnemonics.get("UGETNEXTWORKID", 0) == config.dynamic
     assert plan.tmem_pair is config.pair and ("tcgen05_mma_f16_ts<2>" in emit(plan)) == config.pair
 
 
@@ -364,6 +371,7 @@ def test_the_config_knows_its_memory(plan_of):
         (192, 128, default_config(192, 128)),
         (80, 48, default_config(80, 48)),
         (256, 256, pair),
+        (128, 128, AttentionConfig(dynamic=True)),
     ):
         plan = plan_of(d, c, dv=dv)
         assert plan.shared_bytes == c.shared_bytes(d, dv)
