@@ -121,8 +121,10 @@ def scaled_kernel(arrays, n, steps, *, pair=False, slots=1, wait=True, copy_afte
             plgpu.when((warp == 1) & (me == 0))(multiply)
 
         plgpu.barrier_wait(done)
-        o[plgpu.ds(me * 128, 128)] = plgpu.async_load_tmem(acc)
-        plgpu.wait_load_tmem()
+        for start in range(0, n, 64):  # more at once would not fit the registers
+            some = plgpu.ds(start, 64)
+            o[plgpu.ds(me * 128, 128), some] = plgpu.async_load_tmem(acc.at[:, some])
+            plgpu.wait_load_tmem()
 
     def scales(rows):
         return plgpu.TMEM(
