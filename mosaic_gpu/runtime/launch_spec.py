@@ -272,7 +272,7 @@ def deserialize(data: bytes) -> LaunchSpec:
     version, _, _ = reader.unpack("<III")
     if version != VERSION:
         raise UnsupportedCall(f"a launch specification of version {version}; this mosaic_gpu reads version {VERSION}")
-    *fixed, shared = reader.unpack("<8I")
+    *fixed, shared, early = reader.unpack("<9I")
     toolchain, entry = reader.text(), reader.text()
     parameters = tuple(reader.parameter() for _ in range(reader.unpack("<I")[0]))
     cubin = reader.bytes(reader.unpack("<Q")[0])
@@ -281,7 +281,7 @@ def deserialize(data: bytes) -> LaunchSpec:
             f"a launch specification of {reader.at} bytes with {len(data) - reader.at} more behind it"
         )
     x, y, z, threads, cx, cy, cz = fixed
-    return LaunchSpec(cubin, entry, (x, y, z), threads, (cx, cy, cz), shared, parameters, toolchain)
+    return LaunchSpec(cubin, entry, (x, y, z), threads, (cx, cy, cz), shared, parameters, toolchain, bool(early))
 
 
 class _Reader:

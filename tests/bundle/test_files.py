@@ -125,6 +125,7 @@ SPEC = LaunchSpec(
         Scalar(1 << 40, "int64"),
     ),
     "NVRTC 13.0 sm_90a",
+    early=True,
 )
 
 
