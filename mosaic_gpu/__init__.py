@@ -10,7 +10,8 @@ The names, by topic (each is documented where it is defined):
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
-- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem
+- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_scales_to_tmem, TMEMLayout
+- cluster launch control: dynamic_scheduling_loop, NDLoopInfo, try_cluster_cancel, query_cluster_cancel, TryClusterCancelResult
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - looking inside: debug_print, debug_check, print_layout
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop"),
     "frontend.kernel": ("kernel",),
     "frontend.loops": ("cdiv", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
     "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "RefUnion", "SMEM", "TMEM"),
@@ -46,10 +48,13 @@ _WHERE = {
     "ops.fragments": ("from_fragments", "to_fragments"),
     "ops.grid_dependency": ("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
+    "ops.launch_control": ("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
     "ops.refs": ("load",),
     "ops.registers": ("layout_cast", "set_max_registers"),
     "ops.shapes": ("broadcasted_iota",),
+    "layouts.tmem": ("TMEMLayout",),
     "ops.tcgen05": ("tcgen05_commit_arrive", "tcgen05_mma"),
+    "ops.tcgen05_copies": ("async_copy_scales_to_tmem",),
     "ops.tmem": ("async_load_tmem", "async_store_tmem", "commit_tmem", "wait_load_tmem"),
     "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
@@ -108,6 +113,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from .frontend.dynamic import NDLoopInfo as NDLoopInfo
+    from .frontend.dynamic import dynamic_scheduling_loop as dynamic_scheduling_loop
     from .frontend.kernel import kernel as kernel
     from .frontend.loops import cdiv as cdiv
     from .frontend.loops import div as div
@@ -147,12 +154,16 @@ if TYPE_CHECKING:
     from .ops.grid import program_id as program_id
     from .ops.grid_dependency import griddepcontrol_launch_dependents as griddepcontrol_launch_dependents
     from .ops.grid_dependency import griddepcontrol_wait as griddepcontrol_wait
+    from .ops.launch_control import TryClusterCancelResult as TryClusterCancelResult
+    from .ops.launch_control import query_cluster_cancel as query_cluster_cancel
+    from .ops.launch_control import try_cluster_cancel as try_cluster_cancel
     from .ops.refs import load as load
     from .ops.registers import layout_cast as layout_cast
     from .ops.registers import set_max_registers as set_max_registers
     from .ops.shapes import broadcasted_iota as broadcasted_iota
     from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
     from .ops.tcgen05 import tcgen05_mma as tcgen05_mma
+    from .ops.tcgen05_copies import async_copy_scales_to_tmem as async_copy_scales_to_tmem
     from .ops.tmem import async_load_tmem as async_load_tmem
     from .ops.tmem import async_store_tmem as async_store_tmem
     from .ops.tmem import commit_tmem as commit_tmem

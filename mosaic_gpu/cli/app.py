@@ -19,6 +19,7 @@ from .explain_call import explain_call
 from .ops import list_ops
 from .simulate import simulate_kernel
 from .tune import compile_ahead_of_time, resume, run, time_compiled
+from .verify_device import verify_device
 
 app = typer.Typer(
     cls=Verbs,
@@ -53,6 +54,7 @@ app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("compile")(compile_kernel)
 app.command("check")(check_kernel)
+app.command("verify-device")(verify_device)
 app.command("ops")(list_ops)
 app.command("simulate")(simulate_kernel)
 app.command("explain-call")(explain_call)

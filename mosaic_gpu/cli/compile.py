@@ -13,7 +13,9 @@ from .common import AsJson, Refusal, output, parse_json_option, print_json, requ
 
 
 def compile_kernel(
-    kernel: Annotated[str, typer.Argument(help="attention, matmul, or FILE.py:NAME of a kernel of yours.")],
+    kernel: Annotated[
+        str, typer.Argument(help="attention, matmul, or FILE.py:NAME of a kernel of yours; with --bundle also all.")
+    ],
     arch: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(ARCHS)}; default: the kernel's, else this GPU's, else sm_90a."),
@@ -28,11 +30,34 @@ def compile_kernel(
     arg: Annotated[
         list[str] | None, typer.Option(help="Type of an argument of your kernel, e.g. 'bf16[4096,128]'; repeat.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Write a bundle for `verify-device` instead: many shapes and configs of KERNEL (or all)."),
+    ] = None,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark/--no-benchmark", help="With --bundle: also what is timed.")
+    ] = True,
+    multiprocessors: Annotated[
+        int | None, typer.Option(min=1, help="With --bundle: those of the GPU; default: of an H200, B200 or B300.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile a kernel and write kernel.cu, .ptx, .cubin, .sass and resources.json."""
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
+    if bundle is not None:
+        alone = {
+            "--stages": stages,
+            "--shape": shape,
+            "--causal": causal,
+            "--lse": lse,
+            "--config": config,
+            "--arg": arg,
+        }
+        if given := [name for name, value in alone.items() if value]:
+            raise Refusal(f"--bundle has shapes and configs of its own; it does not go with {', '.join(given)}")
+        _compile_bundle(kernel, arch or target_arch(), bundle, benchmark, multiprocessors, as_json)
+        return
     fields = parse_json_option(config, "--config")
     require_writable(out, "--out")
     with steps(4) as progress:
@@ -40,11 +65,13 @@ def compile_kernel(
         from ..codegen.artifacts import resources_json, write_artifacts
         from ..codegen.build import compile_plan
         from ..plan.build import build_plan
+        from ..runtime import device
         from .stages import plan_json, plan_tables, stage_texts
         from .targets import Request, find_call, program_of
 
         request = Request(arch or target_arch(), shape, dtype, causal, lse, fields)
-        program = program_of(*find_call(kernel, request, arg or ()), arch)
+        with device.planning_for(device.multiprocessors(), request.arch):
+            program = program_of(*find_call(kernel, request, arg or ()), arch)
         target = arch or program.params.arch or request.arch
         progress.step(f"planning for {target}")
         plan = build_plan(program, target)
@@ -71,6 +98,35 @@ def compile_kernel(
     print_resources(console, resources)
     for path in paths.values():
         console.print(str(path), highlight=False, soft_wrap=True)
+
+
+def _compile_bundle(
+    kernel: str, arch: str, path: Path, benchmark: bool, multiprocessors: int | None, as_json: bool
+) -> None:
+    known = ("attention", "matmul", "scaled_matmul")
+    if kernel not in (*known, "all"):
+        raise Refusal(f"--bundle takes {', '.join(known)} or all, not {kernel!r}")
+    require_writable(path.parent, "--bundle")
+    from ..bundle import files, make
+    from ..bundle.cases import sweep
+
+    cases = sweep(arch, known if kernel == "all" else (kernel,), benchmark)
+    if not cases:
+        raise Refusal(f"there is no {kernel} for {arch}")
+    with steps(len(cases)) as progress:
+        made = make.make(cases, arch, multiprocessors, on_case=lambda c: progress.step(str(c)))
+        identity = files.write(made, path)
+    spilled = [e.name for e in made.entries if e.spills]
+    held = {"file": str(path), "identity": identity, "arch": arch, **files.describe(made.entries), "spills": spilled}
+    if as_json:
+        print_json(held)
+        return
+    output().print(
+        f"{path}: {held['entries']} launches of {held['cubins']} kernels for {arch}, {path.stat().st_size} bytes, "
+        f"{len(spilled) or 'no'} with spills\n{identity}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def print_resources(console: Console, resources: dict[str, Any]) -> None:

@@ -173,7 +173,8 @@ class Emitter(ScanEmitter, MmaEmitter):
         outer = (self.layouts, self.single_thread, self.together, self.scope)
         # The tensor core's operands are uniform registers.  A warp that branches as a whole computes descriptors there, one
         # whose other lanes wait aside moves each of them (16 instructions a product instead of 3), so it stays together.
-        self.together = role.scope is Scope.WARP and _issues(role.body, ("tcgen05_mma", "tcgen05_commit_arrive"))
+        issued = ("tcgen05_mma", "tcgen05_commit_arrive", "async_copy_scales_to_tmem")
+        self.together = role.scope is Scope.WARP and _issues(role.body, issued)
         single = role.single_thread and not self.together
         self.layouts, self.single_thread, self.scope = role.layouts, single, role.scope
         self.overtakes = _issues(role.body, ("wgmma",))
@@ -332,7 +333,11 @@ class Emitter(ScanEmitter, MmaEmitter):
         return position, f"(u16)({sum(1 << o for o in offsets)}u << {base})"
 
     # ---- where am I -----------------------------------------------------------------------------------------------------------
-    def axis(self, kind: str, axis: int) -> str:
+    def axis(
+        self, kind: str, axis: int, block: tuple[str, str, str] = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+    ) -> str:
+        """block: where a block is in the grid that was launched; that of this one, or one that it has taken over."""
+        x, y, z = block
         if kind == "thread":
             return "wg"
         if kind == "cluster":
@@ -341,13 +346,13 @@ class Emitter(ScanEmitter, MmaEmitter):
         blocks = math.prod(self.plan.program.cluster)
         from_end = len(grid) - 1 - axis
         if from_end == 0:
-            return f"(int)(blockIdx.x / {blocks})" if blocks > 1 else "(int)blockIdx.x"
+            return f"(int)({x} / {blocks})" if blocks > 1 else f"(int){x}"
         if from_end == 1:
-            return "(int)blockIdx.y"
+            return f"(int){y}"
         if len(grid) == 3:
-            return "(int)blockIdx.z"
+            return f"(int){z}"
         below = " * ".join(["1", *(f"grid_n{i}" for i in range(axis + 1, len(grid) - 2))])
-        return f"((int)blockIdx.z / ({below}) % grid_n{axis})"
+        return f"((int){z} / ({below}) % grid_n{axis})"
 
     def axis_size(self, axis: int) -> str:
         grid = self.plan.program.grid

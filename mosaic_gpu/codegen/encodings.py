@@ -143,6 +143,34 @@ class ScaledInstruction:
             | int(self.wide_k) << 31
         )
 
+    @staticmethod
+    def decode(word: int, kind: Kind) -> ScaledInstruction:
+        """The fields of a word, as an instruction of a block-scaled kind reads them; ValueError for what means nothing there."""
+        codes = {code: name for name, code in TYPE_CODES[kind].items()}
+        scales = {code: name for name, code in SCALE_CODES.items()}
+        a, b = word >> 7 & 7, word >> 10 & 7
+        narrow = kind != "mxf8f6f4"  # 4-bit kinds: K contiguous, ids of half-words
+        if a not in codes or b not in codes or word & (1 << 3 | 1 << 6 | 7 << 24) or (not narrow and word >> 31):
+            raise ValueError(f"{word:#010x} is no instruction descriptor of kind {kind}")
+        if narrow and (word >> 15 & 3 or word & (1 << 4 | 1 << 29)):
+            raise ValueError(f"{word:#010x}: kind {kind} has K contiguous, and its scale ids are 0 or 2")
+        return ScaledInstruction(
+            kind,
+            codes[a],
+            codes[b],
+            scales[word >> 23 & 1],
+            (word >> 27 & 3) << 7,
+            (word >> 17 & 0x3F) << 3,
+            word >> 29 & 3,
+            word >> 4 & 3,
+            a_mn=bool(word >> 15 & 1),
+            b_mn=bool(word >> 16 & 1),
+            a_negate=bool(word >> 13 & 1),
+            b_negate=bool(word >> 14 & 1),
+            sparse=bool(word >> 2 & 1),
+            wide_k=bool(word >> 31),
+        )
+
 
 # ---- matrix descriptors (9.7.15.5.1.2 of wgmma, 9.7.16.4.1 of tcgen05) ----------------------------------------------------
 SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}  # of wgmma, at bit 62; tcgen05 reads three bits from 61: twice these

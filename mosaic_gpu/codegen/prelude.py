@@ -11,7 +11,13 @@ import importlib.resources
 import re
 from typing import get_args
 
-from mosaic_gpu.codegen.tcgen05_text import Direction, Shape, tcgen05_transfer_template
+from mosaic_gpu.codegen.tcgen05_text import (
+    REDUCED,
+    Direction,
+    Shape,
+    tcgen05_reduced_load_template,
+    tcgen05_transfer_template,
+)
 
 _FILES = (
     "common",
@@ -28,10 +34,12 @@ _FILES = (
     "mma",
     "wgmma",
     "tcgen05",
+    "launch_control",
 )
 _TRANSFERS: dict[str, tuple[Direction, Shape]] = {
     f"tcgen05_{direction}_{shape}": (direction, shape) for direction in get_args(Direction) for shape in get_args(Shape)
 }
+_REDUCED = {f"tcgen05_load_{form}": form for form in REDUCED}  # sm_103a has these
 PIECES: tuple[str, ...] = (*_FILES, *_TRANSFERS)
 
 
@@ -40,6 +48,8 @@ def piece(name: str) -> str:
     """Text of one piece, with a ``#line`` that makes messages and line information name it."""
     if name in _TRANSFERS:
         text = tcgen05_transfer_template(*_TRANSFERS[name])
+    elif name in _REDUCED:
+        text = tcgen05_reduced_load_template(_REDUCED[name])
     elif name in _FILES:
         text = (importlib.resources.files(__package__) / "prelude" / f"{name}.cuh").read_text(encoding="utf-8")
     else:
@@ -65,10 +75,10 @@ def is_prelude(file: str) -> bool:
 def prelude(*names: str) -> str:
     """The named pieces and ``common``, in an order that compiles; all of them when none is named."""
     wanted = {"common", *(names or PIECES)}
-    unknown = wanted - set(PIECES)
+    unknown = wanted - {*PIECES, *_REDUCED}
     if unknown:
         piece(sorted(unknown)[0])  # raises
-    return "\n".join(piece(name) for name in PIECES if name in wanted)
+    return "\n".join(piece(name) for name in (*PIECES, *_REDUCED) if name in wanted)
 
 
 @functools.cache
@@ -84,4 +94,4 @@ def functions(name: str) -> frozenset[str]:
 def prelude_for(text: str) -> str:
     """The pieces of the prelude whose functions occur in ``text``."""
     words = set(re.findall(r"\w+", text))
-    return prelude("common", *(name for name in PIECES if functions(name) & words))
+    return prelude("common", *(name for name in (*PIECES, *_REDUCED) if functions(name) & words))

@@ -41,6 +41,27 @@ def tcgen05_transfer_template(direction: Direction, shape: Shape, counts: tuple[
     return "".join(parts)
 
 
+REDUCED = tuple(f"{which}_f32" for which in ("max", "min", "absmax", "absmin")) + (
+    *("max_s32", "min_s32", "max_u32", "min_u32"),
+)
+
+
+def tcgen05_reduced_load_template(form: str) -> str:
+    """``tcgen05_load_<form><N>(u32* r, u32* extremum, u32 address)``: a load of 32x32b that also reduces each lane's columns."""
+    which, _, kind = form.partition("_")
+    magnitude, modifiers = which.startswith("abs"), ".NaN" if kind == "f32" else ""
+    operation = f"{which[-3:]}{'.abs' if magnitude else ''}{modifiers}.{kind}"
+    name, parameters = f"tcgen05_load_{form}", "u32* r, u32* extremum, u32 address"
+    parts = [f"template <int N>\nDI void {name}({parameters});\n"]
+    for count in (2, 4, 8, 16, 32):
+        names = ", ".join(f"%{i}" for i in range(count))
+        outputs = ", ".join(f'"=r"(r[{i}])' for i in range(count))
+        text = f"tcgen05.ld.red.sync.aligned.32x32b.x{count}.{operation} {{{names}}}, %{count}, [%{count + 1}];"
+        body = f'  asm volatile("{text}"\n               : {outputs}, "=r"(*extremum)\n               : "r"(address)\n'
+        parts.append(f'template <>\nDI void {name}<{count}>({parameters}) {{\n{body}               : "memory");\n}}\n')
+    return "".join(parts)
+
+
 def _statement(direction: Direction, shape: Shape, count: int) -> str:
     registers = count * REGISTERS_PER_REPEAT[shape]
     if direction == "load":

@@ -13,6 +13,7 @@ from jax.ref import AbstractRef
 
 from .. import arguments
 from ..layouts.registers import checked_layout
+from ..layouts.tmem import TMEMLayout
 from ..memory import BarrierInfo, MemorySpace, SmemTransform, SpaceKind, SwizzleTransform, TilingTransform
 
 
@@ -97,7 +98,8 @@ class Space:
         shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`.
         TMEM only: shape (rows, columns) or (n, rows, columns), rows 128 or 64 (the lanes); packed: elements of 16 or 8 bits
         share a 32-bit cell, as an operand A and what is stored to be one are (False: an element a cell); collective: the
-        accumulator of a pair of blocks, whose rows this block has; layout: None, the only one that there is.
+        accumulator of a pair of blocks, whose rows this block has; layout: None, or `TMEMLayout.SCALES_LAYOUT` for the scale
+        factors of a block-scaled operand.
         Raises ValueError for a combination the space does not have.
         """
         where = self.kind.upper()
@@ -111,9 +113,8 @@ class Space:
             raise ValueError(f"packed, collective and layout describe TMEM; {where} has none")
         packed = arguments.flag(where, "packed", packed or False)
         collective = arguments.flag(where, "collective", collective or False)
-        return RefType(
-            dims, scalar, MemorySpace(self.kind, given, None, packed, collective, checked_layout(where, layout))
-        )
+        kept = layout if isinstance(layout, TMEMLayout) else checked_layout(where, layout)
+        return RefType(dims, scalar, MemorySpace(self.kind, given, None, packed, collective, kept))
 
     def __str__(self) -> str:
         return self.kind

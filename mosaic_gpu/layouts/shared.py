@@ -26,6 +26,7 @@ ITEM_BITS = {
     "bool": 8,
     "float8_e4m3fn": 8,
     "float8_e5m2": 8,
+    "float8_e8m0fnu": 8,
 }
 
 

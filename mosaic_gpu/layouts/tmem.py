@@ -8,6 +8,7 @@ of cells; `packed` ones of 16 or 8 bits share a cell, low bits first.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from typing import Any
 
@@ -23,6 +24,23 @@ ROWS = (128, 64)
 # Of one load or store.  There are wider ones, up to 128: ptxas refuses those that do not fit the registers of the launch (C7602),
 # whatever set_max_registers says, and in pieces arithmetic on the first can begin before the last has come.
 MOST_REGISTERS = 32
+
+
+SCALE_ROWS = 128  # scale factors come in blocks of so many rows, each 4 factors wide
+SCALE_TYPES = ("float8_e8m0fnu", "float8_e4m3fn")
+
+
+class TMEMLayout(enum.Enum):
+    """Layouts of tensor memory that are no matrix of rows and columns, for `TMEM(..., layout=)`.
+
+    SCALES_LAYOUT: scale factors of a block-scaled operand, (rows, factors of a row) (PTX ISA 9.7.16.10.7): row m is lane m % 32,
+    in each of the four quarters; factor s is byte s % 4 of column rows / 32 * (s / 4) + m / 32.
+    """
+
+    SCALES_LAYOUT = "SCALES_LAYOUT"
+
+    def __str__(self) -> str:
+        return f"plgpu.TMEMLayout.{self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +62,8 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
     """The layout of a TMEM buffer; UnsupportedCall for what has none."""
     assert ref.space is not None
     size, shape = itemsize(ref.dtype), ref.shape
+    if ref.space.layout is TMEMLayout.SCALES_LAYOUT:
+        return _scales_layout(ref, line)
     packing = 4 // size if ref.space.packed and size < 4 else 1
     if len(shape) not in (2, 3) or shape[-2] not in ROWS or size > 4 or 0 in shape:
         raise UnsupportedCall(
@@ -65,6 +85,18 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
     if ref.space.layout is not None:
         raise UnsupportedCall(f"TMEM(layout={ref.space.layout}): layout is left out; the shape decides", line)
     return TmemLayout(shape[-2], shape[-1] // packing, packing, math.prod(shape[:-2]))
+
+
+def _scales_layout(ref: Value, line: Line | None) -> TmemLayout:
+    shape = ref.shape
+    fits = len(shape) in (2, 3) and shape[-2] in (SCALE_ROWS, 2 * SCALE_ROWS) and shape[-1] % 4 == 0 and 0 not in shape
+    if not fits or ref.dtype not in SCALE_TYPES:
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(shape)} in {TMEMLayout.SCALES_LAYOUT}: (rows, n) or (slots, rows, n) with {SCALE_ROWS} or "
+            f"{2 * SCALE_ROWS} rows and n a multiple of 4, of {' or '.join(SCALE_TYPES)}",
+            line,
+        )
+    return TmemLayout(shape[-2], shape[-2] // 32 * (shape[-1] // 4), 4, math.prod(shape[:-2]))
 
 
 def lanes_of(rows: int) -> np.ndarray:
@@ -90,6 +122,12 @@ class TmemPart:
 def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     """The part that a 2-D view selects: all rows, and a range of whole cells."""
     layout = tmem_layout(view.ref, line)
+    if has_scales(view):
+        raise UnsupportedCall(
+            f"{what}: {view.ref} holds scale factors; async_copy_scales_to_tmem writes them, tcgen05_mma reads them as "
+            "a_scale or b_scale",
+            line,
+        )
     *lead, rows, columns = view.dims
     ranges = rows.size == layout.rows and columns.size is not None and columns.stride == 1
     if view.is_transposed or not ranges or any(d.size is not None for d in lead):
@@ -108,6 +146,48 @@ def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     for d in lead:
         packed = packed + d.start * layout.columns
     return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalesPart:
+    """One (rows, n) slice of scale factors.  column: its first cell, from the buffer's first; columns: how many cells."""
+
+    buffer: int
+    column: Affine
+    rows: int
+    per_row: int
+
+    @property
+    def columns(self) -> int:
+        return self.group * (self.per_row // 4)
+
+    @property
+    def group(self) -> int:
+        """Cells for 4 factors of each row."""
+        return self.rows // 32
+
+
+def has_scales(view: View) -> bool:
+    """Whether a view is of scale factors."""
+    return view.space.kind == "tmem" and view.space.layout is TMEMLayout.SCALES_LAYOUT
+
+
+def scales_part(view: View, what: str, line: Line | None) -> ScalesPart:
+    """The scale factors that a view selects: all rows and factors of one slot."""
+    if not has_scales(view):
+        raise UnsupportedCall(f"{what} is TMEM(..., layout={TMEMLayout.SCALES_LAYOUT}); {view.ref} is not", line)
+    layout = tmem_layout(view.ref, line)
+    *lead, rows, factors = view.dims
+    whole = (rows.size, factors.size) == view.ref.shape[-2:] and rows.stride == factors.stride == 1
+    if view.is_transposed or not whole or any(d.size is not None for d in lead):
+        raise UnsupportedCall(
+            f"{what}: a view of scale factors takes all rows and factors of one slot (scales.at[slot]); this is {view}",
+            line,
+        )
+    first = Affine(0)
+    for d in lead:
+        first = first + d.start * layout.columns
+    return ScalesPart(view.ref.id, first, rows.size or 0, factors.size or 0)
 
 
 # ---- loads and stores -----------------------------------------------------------------------------------------------------

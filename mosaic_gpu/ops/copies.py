@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import arguments
 from ..errors import UnsupportedCall
@@ -22,14 +22,18 @@ commit_smem_p = op("commit_smem")
 
 @dataclasses.dataclass(frozen=True)
 class CopyPartition:
-    """How a pair of blocks that multiply together shares a tile.  axis: each copies its half along it."""
+    """How a pair of blocks that multiply together shares a tile.  axis: each copies its half along it; None: all of it."""
 
-    axis: int
+    axis: int | None
+    REPLICATED: ClassVar[CopyPartition]
 
     @staticmethod
     def PARTITIONED(axis: int) -> CopyPartition:  # noqa: N802 - as in Pallas
         """Each block copies its half of the tile along `axis`."""
         return CopyPartition(arguments.whole("CopyPartition.PARTITIONED", "axis", axis, 0))
+
+
+CopyPartition.REPLICATED = CopyPartition(None)
 
 
 def copy_gmem_to_smem(
@@ -48,7 +52,7 @@ def copy_gmem_to_smem(
     leader_tracked: CopyPartition.PARTITIONED(axis), for `tcgen05_mma(collective_axis=...)`: `src` is the tile of a pair of
     blocks along collective_axes (the last axis of the cluster), each block copies its half along `axis` into its `dst`, and
     the barrier of block 0, who issues the products, counts both halves as one arrival.  Both blocks must copy; the other
-    block's barrier is not touched.
+    block's barrier is not touched.  CopyPartition.REPLICATED: the same, but each block copies all of `src`.
     Raises IllegalInstruction where TMA has no such box, ranks, strides or swizzle.
     """
     from ..frontend.primitives import bind
@@ -59,13 +63,18 @@ def copy_gmem_to_smem(
     if leader_tracked is not None:
         if not isinstance(leader_tracked, CopyPartition):
             arguments.refuse(
-                "copy_gmem_to_smem", "leader_tracked", leader_tracked, "plgpu.CopyPartition.PARTITIONED(axis) or None"
+                "copy_gmem_to_smem",
+                "leader_tracked",
+                leader_tracked,
+                "plgpu.CopyPartition.PARTITIONED(axis), REPLICATED or None",
             )
         if len(axes) != 1:
             raise ValueError(
                 f"copy_gmem_to_smem: leader_tracked needs one collective axis, that of the pair; not {axes}"
             )
-        src, leader, axes = _own_half(src, leader_tracked.axis, axes[0]), axes[0], ()
+        if leader_tracked.axis is not None:
+            src = _own_half(src, leader_tracked.axis, axes[0])
+        leader, axes = axes[0], ()
     bind(load_p, src, dst, single(barrier), collective_axes=axes, leader=leader)
 
 

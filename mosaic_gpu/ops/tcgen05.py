@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import arguments
-from ..codegen.encodings import Instruction
-from ..errors import UnsupportedCall
+from ..codegen.encodings import Instruction, ScaledInstruction
+from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.operands import SharedOperand, shared_operand
-from ..layouts.tmem import TmemPart, tmem_part
+from ..layouts.tmem import SCALE_ROWS, ScalesPart, TmemPart, scales_part, tmem_part
 from ..program import Equation, Operand, View
 from .barriers import BarrierUse, barrier_use, single
 from .registry import SM100, WARP, WARPGROUP, op
-from .tcgen05_rules import Shape, check_shape, kind_of
+from .tcgen05_rules import PAIRS_OF_FLOAT4, ScaledKind, Shape, check_scaled_shape, check_shape, kind_of, scaled_kind_of
 
 ON_SM90 = "tcgen05 exists on sm_100a and later; on sm_90a use wgmma"
 mma_p = op("tcgen05_mma", issues_only=True, instead=ON_SM90)
@@ -34,9 +34,27 @@ class CommitPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scales:
+    """The factors of a block-scaled product.  a, b: where; per_step: of a row for each instruction."""
+
+    a: ScalesPart
+    b: ScalesPart
+    per_step: int
+
+    def cells(self, part: ScalesPart, step: int) -> int:
+        """The cells, from the part's first, that hold the factors of a step."""
+        return step * self.per_step // 4 * part.group
+
+    def id(self, step: int) -> int:
+        """Which byte of those cells is the step's first."""
+        return step * self.per_step % 4
+
+
+@dataclasses.dataclass(frozen=True)
 class Tcgen05Plan:
-    """m, n, k: of the instructions' product, over both blocks of a pair; d: the accumulator's part of tensor memory; a: shared
-    memory or tensor memory; b: shared memory (of a pair: half of N in each block); instruction: its descriptor, `idesc`;
+    """m, n, k: of the instructions' product, over both blocks of a pair (k: as many elements of memory, each of which holds two
+    of float4); d: the accumulator's part of tensor memory; a: shared memory or tensor memory; b: shared memory (of a pair: half
+    of N in each block); instruction: its descriptor, `idesc`; scales: of block-scaled kinds;
     accumulate: False (or a run-time bool) lets the first k-step overwrite; pair: issued for both blocks; commit: if asked for."""
 
     d: TmemPart
@@ -45,7 +63,8 @@ class Tcgen05Plan:
     k: int
     a: SharedOperand | TmemPart
     b: SharedOperand
-    instruction: Instruction
+    instruction: Instruction | ScaledInstruction
+    scales: Scales | None
     accumulate: Operand
     pair: bool
     commit: CommitPlan | None
@@ -54,9 +73,13 @@ class Tcgen05Plan:
     def k_step(self) -> int:
         return 32 // self.b.itemsize
 
-    @property
-    def idesc(self) -> int:
-        return self.instruction.encode()
+    def idesc(self, step: int) -> int:
+        """The instruction descriptor of a step along K."""
+        if isinstance(self.instruction, Instruction):
+            return self.instruction.encode()
+        assert self.scales is not None
+        id = self.scales.id(step)
+        return dataclasses.replace(self.instruction, a_scale_id=id, b_scale_id=id).encode()
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -65,7 +88,15 @@ class Tcgen05Plan:
 
 
 def tcgen05_mma(
-    acc: Any, a: Any, b: Any, barrier: Any = None, *, accumulate: Any = True, collective_axis: str | None = None
+    acc: Any,
+    a: Any,
+    b: Any,
+    barrier: Any = None,
+    *,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    accumulate: Any = True,
+    collective_axis: str | None = None,
 ) -> None:
     """acc (+)= a @ b, asynchronously, issued by one thread.
 
@@ -73,6 +104,12 @@ def tcgen05_mma(
     a: (m, k) SMEM Ref, tiled and swizzled, or packed TMEM Ref (m = 128); b: (k, n) SMEM Ref.  float16 x float16,
     bfloat16 x bfloat16, float32 x float32 (as tf32, K contiguous), float8 of either kind with either, int8 (sm_100a only).
     accumulate: bool or traced bool; False overwrites.  barrier: arrives once the MMA and all before it have finished.
+
+    a_scale, b_scale: TMEM(..., layout=TMEMLayout.SCALES_LAYOUT) Refs of the factors by which each block of K of A's and B's
+    elements is multiplied, (m, k / block) and (n, k / block) with n rounded up to 128 rows (of a pair: all of n in each
+    block).  a and b are then float8 with float8_e8m0fnu factors, block 32 (mxfp8), or uint8, each element of which holds two
+    float4_e2m1fn, the lower half first, K contiguous: blocks of 32 or 16 with float8_e8m0fnu (mxfp4), of 16 with
+    float8_e4m3fn (nvfp4); k counts the float4.  PTX ISA 9.7.16.10.7.  `async_copy_scales_to_tmem` brings them there.
 
     collective_axis: the last axis of the cluster, of two blocks that multiply together: acc, TMEM(..., collective=True), and a
     are each block's own 128 rows, b is each block's half of the columns, (k, n // 2).  Block 0 issues for both; `barrier`
@@ -82,11 +119,22 @@ def tcgen05_mma(
 
     if collective_axis is not None and not isinstance(collective_axis, str):
         arguments.refuse("tcgen05_mma", "collective_axis", collective_axis, "the name of a cluster axis or None")
-    bind(mma_p, acc, a, b, accumulate, None if barrier is None else single(barrier), collective_axis=collective_axis)
+    done = None if barrier is None else single(barrier)
+    bind(mma_p, acc, a, b, accumulate, done, a_scale, b_scale, collective_axis=collective_axis)
 
 
 @mma_p.abstract
-def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any = None, *, collective_axis: str | None = None) -> Any:
+def _(
+    acc: Any,
+    a: Any,
+    b: Any,
+    accumulate: Any,
+    barrier: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    *,
+    collective_axis: str | None = None,
+) -> Any:
     arguments.memory("tcgen05_mma", "acc", acc, "tmem")
     arguments.memory("tcgen05_mma", "a", a, "smem", "tmem")
     arguments.memory("tcgen05_mma", "b", b, "smem")
@@ -94,6 +142,13 @@ def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any = None, *, collect
         raise TypeError(f"tcgen05_mma: accumulate must be a bool, not {accumulate.dtype}{list(accumulate.shape)}")
     if barrier is not None:
         arguments.memory("tcgen05_mma", "barrier", barrier, "barrier")
+    if (a_scale is None) != (b_scale is None):
+        raise TypeError("tcgen05_mma: a_scale and b_scale come together")
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+        if scale is not None:
+            arguments.memory("tcgen05_mma", name, scale, "tmem")
+            if len(scale.shape) != 2:
+                raise ValueError(f"tcgen05_mma: {name} has shape {scale.shape}; it is (rows, factors of a row)")
     fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
     n = b.shape[-1] * (1 if collective_axis is None else 2) if b.shape else 0
     if not fits or acc.shape != (a.shape[0], n):
@@ -102,17 +157,18 @@ def _(acc: Any, a: Any, b: Any, accumulate: Any, barrier: Any = None, *, collect
     return ()
 
 
-def _pair(ctx: Any, acc: View, e: Equation) -> bool:
+def is_pair(ctx: Any, acc: View, e: Equation) -> bool:
+    """Whether a pair of blocks works together on this tensor memory; UnsupportedCall where Ref and `collective_axis` disagree."""
     axis, names = e.param("collective_axis"), ctx.program.cluster_names
     if acc.space.collective != (axis is not None):
         raise UnsupportedCall(
-            f"tcgen05_mma: {acc.ref} is {'collective' if acc.space.collective else 'of one block'} and collective_axis is "
+            f"{e.op}: {acc.ref} is {'collective' if acc.space.collective else 'of one block'} and collective_axis is "
             f"{axis!r}: a pair of blocks needs TMEM(..., collective=True) and collective_axis, one block neither",
             e.line,
         )
     if axis is not None and (not names or axis != names[-1]):
         raise UnsupportedCall(
-            f"tcgen05_mma(collective_axis={axis!r}): a pair is two neighbours, the last axis of the cluster; the kernel has "
+            f"{e.op}(collective_axis={axis!r}): a pair is two neighbours, the last axis of the cluster; the kernel has "
             f"{names}",
             e.line,
         )
@@ -123,21 +179,54 @@ def _pair(ctx: Any, acc: View, e: Equation) -> bool:
 def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     acc, a, b, accumulate, *rest = e.operands
     assert isinstance(acc, View) and isinstance(a, View) and isinstance(b, View)
-    pair = _pair(ctx, acc, e)
-    kind = kind_of(a.dtype, b.dtype, acc.dtype, ctx.arch, e.line)
+    pair = is_pair(ctx, acc, e)
+    barriers = [x for x in rest if isinstance(x, View) and x.space.kind == "barrier"]
+    factors = [x for x in rest if isinstance(x, View) and x.space.kind == "tmem"]
     d = tmem_part(acc, "tcgen05_mma", e.line)
-    b_op = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line, (1, 2))
+    turned = () if factors and a.dtype == PAIRS_OF_FLOAT4 else (1, 2)  # sizes that may be contiguous along M or N
+    b_op = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line, turned)
     m, n = acc.shape[0] * (2 if pair else 1), acc.shape[1]
     a_op: SharedOperand | TmemPart
     if a.space.kind == "tmem":
         a_op = tmem_part(a, "tcgen05_mma, operand A", e.line)
     else:
-        a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line, (1, 2))
+        a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line, turned)
     a_mn = isinstance(a_op, SharedOperand) and a_op.mn_major
-    check_shape(Shape(kind, m, n, pair, isinstance(a_op, TmemPart), b_op.mn_major, b_op.itemsize), e.line)
-    instruction = Instruction(kind, a.dtype, b.dtype, acc.dtype, m, n, a_mn, b_op.mn_major)
-    commit = _commit_plan(ctx, rest[0], e, e.param("collective_axis")) if rest else None
-    return Tcgen05Plan(d, m, n, a.shape[1], a_op, b_op, instruction, accumulate, pair, commit)
+    scales: Scales | None = None
+    instruction: Instruction | ScaledInstruction
+    in_tmem = isinstance(a_op, TmemPart)
+    if factors:
+        scales, scaled = _scales(e, a, b, acc, factors)
+        check_scaled_shape(Shape(scaled.kind, m, n, pair, in_tmem, b_op.mn_major, b_op.itemsize), e.line)
+        types = scaled.a_type, scaled.b_type, scaled.scale_type
+        instruction = ScaledInstruction(scaled.kind, *types, m, n, a_mn=a_mn, b_mn=b_op.mn_major)
+    else:
+        kind = kind_of(a.dtype, b.dtype, acc.dtype, ctx.arch, e.line)
+        check_shape(Shape(kind, m, n, pair, in_tmem, b_op.mn_major, b_op.itemsize), e.line)
+        instruction = Instruction(kind, a.dtype, b.dtype, acc.dtype, m, n, a_mn, b_op.mn_major)
+    commit = _commit_plan(ctx, barriers[0], e, e.param("collective_axis")) if barriers else None
+    return Tcgen05Plan(d, m, n, a.shape[1], a_op, b_op, instruction, scales, accumulate, pair, commit)
+
+
+def _scales(e: Equation, a: View, b: View, acc: View, factors: list[View]) -> tuple[Scales, ScaledKind]:
+    """Where the factors of a block-scaled product are, and which kind they make it."""
+    if a.shape[0] != SCALE_ROWS:
+        raise IllegalInstruction("tcgen05_mma with scale factors has M = 128, in a pair of blocks 256; not 64", e.line)
+    parts = [
+        scales_part(x, f"tcgen05_mma, {name},", e.line) for x, name in zip(factors, ("a_scale", "b_scale"), strict=True)
+    ]
+    k = a.shape[1] * (2 if a.dtype == PAIRS_OF_FLOAT4 else 1)
+    rows = (a.shape[0], -(-acc.shape[1] // SCALE_ROWS) * SCALE_ROWS)
+    if tuple(p.rows for p in parts) != rows or parts[0].per_row != parts[1].per_row:
+        raise IllegalInstruction(
+            f"tcgen05_mma: a_scale {factors[0].shape} and b_scale {factors[1].shape}; for acc {acc.shape} they have {rows[0]} "
+            f"and {rows[1]} rows, and as many factors in each row as there are blocks in K = {k}",
+            e.line,
+        )
+    kind = scaled_kind_of(
+        a.dtype, b.dtype, acc.dtype, (factors[0].dtype, factors[1].dtype), k / parts[0].per_row, e.line
+    )
+    return Scales(parts[0], parts[1], kind.per_step), kind
 
 
 @mma_p.emit((SM100,), (WARPGROUP, WARP))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..codegen.encodings import Kind
+from ..codegen.encodings import SCALE_CODES, Kind
 from ..errors import IllegalInstruction, Line
 
 
@@ -47,6 +47,60 @@ TYPES: dict[str, tuple[Kind, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class ScaledKind:
+    """A block-scaled kind.  a_type, b_type: of elements, as the instruction descriptor names them; block: elements of K that
+    share a factor; per_step: factors of a row for one instruction, whose K is 32 bytes."""
+
+    kind: Kind
+    a_type: str
+    b_type: str
+    scale_type: str
+    block: int
+
+    @property
+    def per_step(self) -> int:
+        return (32 if self.kind == "mxf8f6f4" else 64) // self.block
+
+
+PAIRS_OF_FLOAT4 = "uint8"  # two float4_e2m1fn in a byte, the low half first
+BLOCK_SCALES = (
+    "float8 x float8 with a float8_e8m0fnu for each 32 elements of K (mxfp8); uint8 x uint8, two float4_e2m1fn in each, with a "
+    "float8_e8m0fnu for each 32 (mxfp4) or 16, or a float8_e4m3fn for each 16 (nvfp4)"
+)
+
+
+def scaled_kind_of(a: str, b: str, acc: str, scale: tuple[str, str], block: float, line: Line | None) -> ScaledKind:
+    """The kind of a block-scaled MMA; IllegalInstruction says which there are.  scale: types of the factors of A and B."""
+    packed = a == b == PAIRS_OF_FLOAT4
+    legal: dict[float, tuple[str, ...]] = {32: ("float8_e8m0fnu",)}
+    if packed:
+        legal[16] = tuple(SCALE_CODES)
+    if (
+        not (packed or (a in F8 and b in F8))
+        or acc != "float32"
+        or len(set(scale)) > 1
+        or scale[0] not in legal.get(block, ())
+    ):
+        raise IllegalInstruction(
+            f"tcgen05_mma of {a} x {b} -> {acc} with factors {scale[0]} and {scale[1]} for each {block:g} elements of K; "
+            f"there are {BLOCK_SCALES}, all to float32",
+            line,
+        )
+    if packed:
+        return ScaledKind("mxf4nvf4", "float4_e2m1fn", "float4_e2m1fn", scale[0], int(block))
+    return ScaledKind("mxf8f6f4", a, b, scale[0], int(block))
+
+
+def check_scaled_shape(s: Shape, line: Line | None) -> None:
+    """Refuse an N or place of A that block-scaled kinds do not have."""
+    if s.a_in_tmem:
+        raise IllegalInstruction(
+            "tcgen05_mma with scale factors and A in tensor memory: this version has A in shared memory only", line
+        )
+    check_shape(s, line)
+
+
 def kind_of(a: str, b: str, acc: str, arch: str, line: Line | None) -> Kind:
     """The kind of an MMA of these types; IllegalInstruction names the row of the table that is missing."""
     row = TYPES.get(a)
@@ -81,6 +135,8 @@ def n_step(s: Shape) -> tuple[int, str]:
     pair = 2 if s.pair else 1
     if s.a_in_tmem and s.pair:
         return 32, "with A in tensor memory"
+    if s.pair and s.kind in ("mxf8f6f4", "mxf4nvf4"):
+        return 32, "with scale factors"
     if s.pair and s.kind in ("f8f6f4", "i8"):
         return 32, "of 8-bit operands"
     if s.b_mn and s.itemsize == 1:

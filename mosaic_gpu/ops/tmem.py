@@ -10,12 +10,15 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from .. import arguments
-from ..errors import UnsupportedCall
-from ..layouts.registers import LayoutName, checked_layout
+from ..errors import IllegalInstruction, UnsupportedCall
+from ..layouts.registers import Layout, LayoutName, checked_layout
 from ..layouts.tmem import TmemPart, default_layout, tmem_layout, tmem_part
 from ..program import Equation, Literal, Value, View
 from .registry import SM100, WARPGROUP, op
+from .tcgen05_rules import features_of
 
 WHOLE = "tensor memory exists on sm_100a and later, and a whole warpgroup moves it (not under warp_map)"
 load_p = op("async_load_tmem", instead=WHOLE)
@@ -27,29 +30,42 @@ OPS = ("async_load_tmem", "async_store_tmem", "wait_load_tmem", "commit_tmem")
 
 @dataclasses.dataclass(frozen=True)
 class TmemAccess:
-    """A part of tensor memory that a warpgroup loads or stores; dtype: of the elements; what: the operation, for messages."""
+    """A part of tensor memory that a warpgroup loads or stores; dtype: of the elements; what: the operation, for messages;
+    reduce: with what a load reduces each row, too."""
 
     part: TmemPart
     dtype: str
     what: str
+    reduce: str | None = None
 
 
-def async_load_tmem(src: Any, *, layout: LayoutName | None = None) -> Any:
+REDUCTIONS = {"max": np.maximum, "min": np.minimum, "absmax": np.maximum, "absmin": np.minimum}
+
+
+def async_load_tmem(src: Any, *, layout: LayoutName | None = None, reduce: str | None = None) -> Any:
     """Start loading a TMEM Ref into registers.
 
     src: (128, n) or (64, n).  layout: of 128 rows Layout.TCGEN05_TMEM_NATIVE (a row in each thread, the default) or
     Layout.TCGEN05 (as wgmma's fragments; n a multiple of 8), of 64 rows Layout.WGMMA.  Returns an array of src's shape and dtype.
     `wait_load_tmem` before an MMA or a store may write the cells again.
+
+    reduce: 'max', 'min', 'absmax' or 'absmin' (of magnitudes): on sm_103a the load also reduces each row; returns (array, of each
+    row the extremum, in `Layout.TCGEN05_TMEM_NATIVE.reduce(1)`), to be used after `wait_load_tmem`.  float32, where a NaN gives
+    NaN, and 32-bit integers (no magnitudes); 128 rows in TCGEN05_TMEM_NATIVE, an even number of columns.  PTX ISA 9.7.16.8.2,
+    tcgen05.ld.red.  Raises IllegalInstruction on other chips.
     """
     from ..frontend.primitives import bind
 
-    return bind(load_p, src, layout=checked_layout("async_load_tmem", layout))[0]
+    if reduce is not None and reduce not in REDUCTIONS:
+        arguments.refuse("async_load_tmem", "reduce", reduce, f"one of {', '.join(REDUCTIONS)} or None")
+    results = bind(load_p, src, layout=checked_layout("async_load_tmem", layout), reduce=reduce)
+    return results[0] if reduce is None else tuple(results)
 
 
 @load_p.abstract
-def _(src: Any, *, layout: Any) -> Any:
+def _(src: Any, *, layout: Any, reduce: str | None = None) -> Any:
     arguments.memory("async_load_tmem", "src", src, "tmem")
-    return ((src.shape, src.dtype),)
+    return ((src.shape, src.dtype),) if reduce is None else ((src.shape, src.dtype), (src.shape[:1], src.dtype))
 
 
 def _rows(view: View, e: Equation) -> int:
@@ -61,7 +77,10 @@ def _rows(view: View, e: Equation) -> int:
 def _(solver: Any, e: Equation) -> None:
     src = e.operands[0]
     assert isinstance(src, View)
-    solver.pin(e, e.results[0], e.param("layout") or default_layout(_rows(src, e)))
+    layout = e.param("layout") or default_layout(_rows(src, e))
+    solver.pin(e, e.results[0], layout)
+    if e.param("reduce") is not None:
+        solver.pin(e, e.results[1], Layout.TCGEN05_TMEM_NATIVE.reduce(1))
 
 
 def _access(e: Equation) -> TmemAccess:
@@ -72,17 +91,50 @@ def _access(e: Equation) -> TmemAccess:
 
 @load_p.plan((SM100,), (WARPGROUP,))
 def _(ctx: Any, e: Equation) -> TmemAccess:
-    return _access(e)
+    access, reduce = _access(e), e.param("reduce")
+    if reduce is None:
+        return access
+    if not features_of(ctx.arch).load_reduction:
+        raise IllegalInstruction(
+            f"async_load_tmem(reduce={reduce!r}): {ctx.arch} has no load with a reduction (sm_103a has); reduce the array that "
+            "was loaded",
+            e.line,
+        )
+    native = (e.param("layout") or default_layout(access.part.rows)) is Layout.TCGEN05_TMEM_NATIVE
+    integers = access.dtype in ("int32", "uint32")
+    if (
+        not native
+        or not (access.dtype == "float32" or integers)
+        or access.part.columns % 2
+        or (integers and reduce[:3] == "abs")
+    ):
+        raise IllegalInstruction(
+            f"async_load_tmem(reduce={reduce!r}) of {access.dtype} with {access.part.columns} columns: there are float32, and "
+            "without magnitudes int32 and uint32, of 128 rows in Layout.TCGEN05_TMEM_NATIVE, with an even number of columns",
+            e.line,
+        )
+    return dataclasses.replace(access, reduce=reduce)
 
 
 @load_p.emit((SM100,), (WARPGROUP,))
 def _(out: Any, step: Any) -> None:
-    out.tmem_load(step.data, step.equation.results[0])
+    out.tmem_load(step.data, *step.equation.results)
 
 
 @load_p.simulate
 def _(sim: Any, step: Any) -> None:
-    sim.write(step.equation.results[0], sim.tmem_load(step.data))
+    access: TmemAccess = step.data
+    value = sim.tmem_load(access)
+    sim.write(step.equation.results[0], value)
+    if access.reduce is not None:
+        sim.write(step.equation.results[1], reduced(value, access.reduce))
+
+
+def reduced(x: np.ndarray, reduce: str) -> np.ndarray:
+    """What a load with a reduction gives for each row; a NaN gives NaN."""
+    with np.errstate(invalid="ignore"):
+        result: np.ndarray = REDUCTIONS[reduce].reduce(np.abs(x) if reduce.startswith("abs") else x, axis=1)
+    return result
 
 
 def async_store_tmem(dst: Any, value: Any) -> None:

@@ -215,7 +215,8 @@ def _arrivals(role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]])
             if e.op == "barrier_arrive":
                 note(e.operands[0], many_threads, False)
             elif e.op in ("tcgen05_commit_arrive", "tcgen05_mma"):  # an arrival is one thread's
-                note(e.operands[-1], False, True)
+                for operand in e.operands:
+                    note(operand, False, True)
             for r in e.regions:
                 visit(r.equations, many_threads and e.op != "warp_map")
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 
 from mosaic_gpu import errors
 from mosaic_gpu.runtime import native
 
 __all__ = [
+    "blackwell_arch",
     "compute_capability",
     "default_arch",
     "device_key",
     "driver_version",
     "gpu_devices",
     "multiprocessors",
+    "planning_for",
 ]
 
 
 H200_MULTIPROCESSORS = 132
+_planned: contextvars.ContextVar[tuple[int, str] | None] = contextvars.ContextVar("planned GPU", default=None)
 
 
 def gpu_devices() -> list[jax.Device]:
@@ -64,7 +71,26 @@ def device_key() -> str | None:
     return str(devices[0].device_kind).lower().replace(" ", "_") if devices else None
 
 
+@contextlib.contextmanager
+def planning_for(count: int, arch: str) -> Iterator[None]:
+    """Kernels that are traced inside are planned for a GPU of so many multiprocessors and this architecture, whatever is here."""
+    token = _planned.set((count, arch))
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
 def multiprocessors() -> int:
     """Streaming multiprocessors of the first GPU; without a GPU, those of an H200, for which kernels are then planned."""
+    if (planned := _planned.get()) is not None:
+        return planned[0]
     devices = gpu_devices()
     return int(getattr(devices[0], "core_count", 0) or H200_MULTIPROCESSORS) if devices else H200_MULTIPROCESSORS
+
+
+def blackwell_arch() -> str:
+    """'sm_100a' or 'sm_103a': what is planned for, else this GPU's; without a Blackwell GPU sm_100a."""
+    planned = _planned.get()
+    arch = planned[1] if planned is not None else default_arch()
+    return arch if arch in ("sm_100a", "sm_103a") else "sm_100a"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mosaic_gpu.errors import IllegalInstruction, ResourceExceeded, UnsupportedCall
 
-__all__ = ["BufferPointer", "LaunchSpec", "Parameter", "Scalar", "TensorMap", "serialize"]
+__all__ = ["BufferPointer", "LaunchSpec", "Parameter", "Scalar", "TensorMap", "deserialize", "serialize"]
 
 # Element types that a tensor map can carry: the driver's CUtensorMapDataType and the size in bytes.  A tensor map only
 # moves bytes and fills with zeros, so types that the driver has no name for travel as unsigned integers of their size.
@@ -261,3 +261,67 @@ def serialize(spec: LaunchSpec) -> bytes:
             spec.cubin,
         )
     )
+
+
+def deserialize(data: bytes) -> LaunchSpec:
+    """The spec that `serialize` made bytes of, checked as a new one is; a tensor map's type is the first that the driver calls
+    the same.  UnsupportedCall for anything else."""
+    reader = _Reader(data)
+    if reader.bytes(4) != MAGIC:
+        raise UnsupportedCall("this is no launch specification")
+    version, _, _ = reader.unpack("<III")
+    if version != VERSION:
+        raise UnsupportedCall(f"a launch specification of version {version}; this mosaic_gpu reads version {VERSION}")
+    *fixed, shared, early = reader.unpack("<9I")
+    toolchain, entry = reader.text(), reader.text()
+    parameters = tuple(reader.parameter() for _ in range(reader.unpack("<I")[0]))
+    cubin = reader.bytes(reader.unpack("<Q")[0])
+    if reader.at != len(data):
+        raise UnsupportedCall(
+            f"a launch specification of {reader.at} bytes with {len(data) - reader.at} more behind it"
+        )
+    x, y, z, threads, cx, cy, cz = fixed
+    return LaunchSpec(cubin, entry, (x, y, z), threads, (cx, cy, cz), shared, parameters, toolchain, bool(early))
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def bytes(self, count: int) -> bytes:
+        end = self.at + count
+        if end > len(self.data):
+            raise UnsupportedCall(
+                f"a launch specification that ends after {len(self.data)} bytes, in the middle of a field"
+            )
+        found, self.at = self.data[self.at : end], end
+        return found
+
+    def unpack(self, form: str) -> tuple[int, ...]:
+        return struct.unpack(form, self.bytes(struct.calcsize(form)))
+
+    def text(self) -> str:
+        return self.bytes(self.unpack("<I")[0]).decode(errors="replace")
+
+    def parameter(self) -> Parameter:
+        (kind,) = self.unpack("<I")
+        if kind == 0:
+            buffer, code, rank, swizzle, _ = self.unpack("<IIIIQ")
+            dims, strides, box = (
+                self.unpack(f"<{rank}Q"),
+                self.unpack(f"<{max(rank, 1) - 1}Q"),
+                self.unpack(f"<{rank}I"),
+            )
+            types = [name for name, (number, _) in TENSOR_MAP_TYPES.items() if number == code]
+            spans = [span for span, number in SWIZZLES.items() if number == swizzle]
+            if types and spans:
+                return TensorMap(buffer, types[0], dims, strides, box, spans[0])
+        elif kind == 1:
+            return BufferPointer(*self.unpack("<IQ"))
+        elif kind == 2:
+            (size,) = self.unpack("<I")
+            raw = self.bytes(8)[:size]
+            # A scalar's type is not in the bytes: those of 4 bytes are taken for int32, which packs to the same.
+            if size in (4, 8):
+                return Scalar(int.from_bytes(raw, "little", signed=True), "int32" if size == 4 else "int64")
+        raise UnsupportedCall(f"a launch specification with a parameter of kind {kind} that this version does not know")

@@ -19,13 +19,14 @@ from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import ADDITION, GlobalShadow, Part
 from .memory import Array, GlobalArray, Note
-from .shadow import ASYNC, GENERIC, TENSOR, Access, ShadowMemory
+from .shadow import ASYNC, COPIED, FACTORS, GENERIC, TENSOR, Access, ShadowMemory
 from .tables import Tables
 from .tensor_core import operand_index
 from .tma import TmaBox, box_bytes, box_shadow, chunk_index
 
 if TYPE_CHECKING:
     from ..ops.tcgen05 import Tcgen05Plan
+    from ..ops.tcgen05_copies import ScalesCopy
     from ..ops.tmem import TmemAccess
     from .barriers import MBarrier
 
@@ -194,6 +195,21 @@ class Hazards:
             write = Access(agent, group, ASYNC, True, op, self.who, line, None, "wait_smem_to_gmem(n)", self.place)
             self._box_global(box, array, write, known)
 
+    def answer(self, address: int, nbytes: int, barrier: MBarrier, phase: int, line: Line | None) -> None:
+        """A request whose answer will be written to shared memory."""
+        op, clears = "try_cluster_cancel", f"barrier_wait({barrier.name})"
+        write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, self.place)
+        self.block.smem.write(self._answer(address, nbytes), write, self.clock.elected())
+
+    def answer_read(self, address: int, nbytes: int, line: Line | None) -> None:
+        """Every thread reads an answer."""
+        op, now = "query_cluster_cancel", self.clock.now
+        read = Access(self.clock.agent, now, GENERIC, False, op, self.who, line, None, "", self.place)
+        self.block.smem.read(self._answer(address, nbytes), read, self.clock.known())
+
+    def _answer(self, address: int, nbytes: int) -> list[int]:
+        return self.tables.smem.footprint(("answer", address), lambda: np.arange(address, address + nbytes))
+
     def _box(self, box: TmaBox) -> list[int]:
         m = box.map
 
@@ -246,6 +262,7 @@ class Hazards:
         a: int,
         b: int,
         column: int,
+        scales: tuple[int, int],
         number: int,
         line: Line | None,
     ) -> None:
@@ -265,8 +282,33 @@ class Hazards:
                 what = "tcgen05_mma (operand A)"
                 own = Access(agent, number, TENSOR, False, what, self.who, line, None, clears, self.place)
                 block.tmem.read(self._columns(a, plan.a.columns), own, known)
+            if plan.scales is not None:
+                what = "tcgen05_mma (scale factors)"
+                own = Access(agent, number, TENSOR, False, what, self.who, line, FACTORS, clears, self.place)
+                for part, first in zip((plan.scales.a, plan.scales.b), scales, strict=True):
+                    block.tmem.read(self._columns(first, part.columns), own, known)
             write = Access(agent, number, TENSOR, True, "tcgen05_mma", self.who, line, pipeline, clears, self.place)
             block.tmem.write(self._columns(column, plan.d.columns), write, known)
+
+    def copy_scales(
+        self,
+        plan: ScalesCopy,
+        blocks: Sequence[BlockHazards],
+        source: int,
+        column: int,
+        number: int,
+        line: Line | None,
+    ) -> None:
+        """The issuer's copy of scale factors with this number: its products behind it are in order, nothing else."""
+        known, agent = self.clock.elected(), self._issuer(PRODUCTS)
+        clears, op = "barrier_wait, for a tcgen05 commit that follows it,", "async_copy_scales_to_tmem"
+        nbytes = 4 * 32 * plan.part.columns  # a cell in each of 32 lanes
+        for block in blocks:
+            read = Access(agent, number, ASYNC, False, op, self.who, line, None, clears, self.place)
+            touched = self.tables.smem.footprint(("scales", source, nbytes), lambda: np.arange(source, source + nbytes))
+            block.smem.read(touched, read, known)
+            write = Access(agent, number, TENSOR, True, op, self.who, line, (COPIED, number), clears, self.place)
+            block.tmem.write(self._columns(column, plan.part.columns), write, known)
 
     def _columns(self, column: int, columns: int) -> list[int]:
         return self.tables.tmem.footprint((column, columns), lambda: np.arange(column, column + columns))

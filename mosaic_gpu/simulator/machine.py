@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import random
@@ -30,6 +31,8 @@ from .tensor_memory import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
 from .traffic import Meter
+
+EARLY_END = 0.3  # how often, under a seed, no place in the grid is left: other multiprocessors have taken all
 
 
 def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None = None, **changes: Any) -> list[Array]:
@@ -96,6 +99,7 @@ class Machine:
         self.tables: Tables | None = None
         self._indices: dict[tuple[int, tuple[int, ...]], Array] = {}
         self.written: list[int] = []
+        self._waiting: collections.deque[int] = collections.deque()
         self.added: set[int] = set()
         inputs = len(plan.program.inputs) - plan.program.num_outputs
         self._aliases = {inputs + o: i for i, o in plan.program.aliases}
@@ -113,10 +117,21 @@ class Machine:
             self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, bool(read))
 
     def run(self, clusters: range) -> None:
-        """Run some of the clusters, one after the other.  Integers wrap and floats overflow silently, as on the GPU."""
+        """Run some of the clusters, one after the other; not those whose place another one has taken over.
+
+        Integers wrap and floats overflow silently, as on the GPU.
+        """
+        self._waiting = collections.deque(clusters)
         with np.errstate(all="ignore"):  # once, not around each of a million small operations
-            for number in clusters:
+            while self._waiting:
+                number = self._waiting.popleft()
                 Cluster(self, self.clusters[number], number).run()
+
+    def cancel(self, chance: random.Random | None) -> int | None:
+        """The number of a cluster that will not be launched; None: all have been, which by chance happens early."""
+        if not self._waiting or (chance is not None and chance.random() < EARLY_END):
+            return None
+        return self._waiting.popleft()
 
     def reset(self) -> None:
         """Forget what clusters have done to global memory, and what was noticed of it."""
@@ -161,6 +176,7 @@ class BlockState:
         self.cluster, self.plan, self.arrays, self.scheduler = cluster, plan, machine.arrays, cluster.scheduler
         self.grid, self.position, self.chance = cluster.grid, position, cluster.chance
         self.poison = machine.params.uninitialized == "nan"
+        self.asking, self.refused = False, False  # for a place in the grid; a thread knows that none is left
         self.early, self.max_steps = machine.params.timing == "early", machine.params.max_steps
         self.constants = machine.constants
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
@@ -190,6 +206,10 @@ class BlockState:
     def changes(self) -> tuple[int, ...]:
         """How often each memory that its threads can read has been written."""
         return self.shared.changes, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
+
+    def answered(self) -> None:
+        """The answer to a request for a place in the grid has come."""
+        self.asking = False
 
     def barrier(self, id: int, slot: int) -> MBarrier:
         slots = self.barriers[id]

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import MosaicGpuError
+from ..program import walk
 from .memory import Array
 from .remarks import Report
 
@@ -65,7 +66,9 @@ def run_grid(machine: Machine, inputs: list[Array]) -> None:
     here, soon = 0, 0
     # Without checks nobody knows who wrote what; sums and outputs that start with an input's values are made in one place.
     alone = not machine.params.checks or machine.added or machine.plan.program.aliases
-    if not alone and count > 1 and asked != 1 and sys.executable:
+    # Clusters that take others' places over must know which are left.
+    takes_over = any(e.op == "try_cluster_cancel" for e in walk(machine.plan.program.body))
+    if not alone and not takes_over and count > 1 and asked != 1 and sys.executable:
         processes = min(asked or _cores(), count)
         if asked is None:
             here, left = _probe(machine, processes)

@@ -16,6 +16,7 @@ SHOWN = 4  # lines with an arrival, for one barrier
 ARRIVALS: dict[str, Callable[[Step], int]] = {
     "barrier_arrive": lambda s: s.data.array,
     "copy_gmem_to_smem": lambda s: s.data[1].array,
+    "try_cluster_cancel": lambda s: s.data[1].array,
     "tcgen05_commit_arrive": lambda s: s.data.barrier.array,
     "tcgen05_mma": lambda s: s.data.commit.barrier.array if s.data.commit is not None else -1,
     "named_barrier_arrive": lambda s: s.data.array,

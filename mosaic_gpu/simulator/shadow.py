@@ -18,6 +18,9 @@ from .clocks import FENCED, ORDER, TMEM, Rows
 
 Bytes = npt.NDArray[Any]
 GENERIC, ASYNC, TENSOR = "generic", "async", "tensor"
+# `same` of copies into tensor memory, (COPIED, number), and of products that read factors: a copy is in order with the products
+# that its issuer starts later, and with nothing else.
+COPIED, FACTORS = "copied", "factors"
 
 
 class Access:
@@ -70,6 +73,13 @@ def unordered(before: Access, after: Access, known: Rows) -> str:
         # In program order of a thread; another proxy would need a fence even so.
         if before.proxy == after.proxy:
             return ""
+    if (
+        before.agent == after.agent
+        and after.same == FACTORS
+        and isinstance(before.same, tuple)
+        and before.same[0] == COPIED
+    ):
+        return ""
     clock, agent = before.clock, before.agent
     if after.proxy == TENSOR:
         if known[TMEM, agent] >= clock:

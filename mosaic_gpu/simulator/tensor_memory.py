@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..codegen.encodings import COLUMNS, LANES, Instruction
+from ..codegen.encodings import COLUMNS, LANES, Descriptor, Instruction, ScaledInstruction
 from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UninitializedRead
 from ..layouts.operands import SharedOperand
 from ..layouts.tmem import TmemPart, lanes_of
@@ -26,6 +26,7 @@ from .tensor_core import exact, gather, multiply_add
 
 if TYPE_CHECKING:
     from ..ops.tcgen05 import Tcgen05Plan
+    from ..ops.tcgen05_copies import ScalesCopy
 
 POISON = 0xFFFFFFFF  # a NaN in every floating type
 
@@ -40,10 +41,31 @@ class TensorMemory:
         self.changes = 0  # how often it has been written
 
     def _place(self, part: TmemPart, column: int) -> Any:
-        end = column + part.columns
+        return np.ix_(lanes_of(part.rows), self._columns(column, part.columns))
+
+    def _columns(self, column: int, count: int) -> Array:
+        end = column + count
         if column < 0 or end > self.allocated:
             raise OutOfBounds(f"columns {column} to {end - 1} of tensor memory; the block has {self.allocated}")
-        return np.ix_(lanes_of(part.rows), np.arange(column, end))
+        return np.arange(column, end)
+
+    def copy_to_quarters(self, column: int, rows: Array) -> None:
+        """32 rows of 16 bytes into 4 columns of every quarter of the lanes (tcgen05.cp.32x128b.warpx4)."""
+        place = np.s_[:, self._columns(column, 4)]
+        self.cells[place] = np.tile(np.ascontiguousarray(rows).view(np.uint32), (4, 1))
+        self.written[place] = True
+        self.changes += 1
+
+    def scales(self, column: int, rows: int, first: int, count: int, what: str) -> Array:
+        """Factors `first` to `first + count - 1` of the four in a cell, of each of so many rows, as bytes [row, factor]."""
+        columns = self._columns(column, rows // 32)
+        if not self.written[:, columns].all():
+            raise UninitializedRead(
+                f"{what} is tensor memory that nothing has written: columns {column} to {columns[-1]}"
+            )
+        quarter = self.cells[: LANES // 4, columns]  # the others hold the same
+        each: Array = np.ascontiguousarray(quarter.T).view(np.uint8).reshape(rows, 4)
+        return each[:, first : first + count]
 
     def load(self, part: TmemPart, column: int, dtype: str, what: str) -> Array:
         """A part, whose first column is given, as (rows, elements)."""
@@ -77,7 +99,8 @@ class BlockMemory:
 @dataclasses.dataclass(eq=False)
 class Mma:
     """An issued tcgen05.mma.  a, b: where the operands start, byte of shared memory or column of tensor memory; column: of the
-    accumulator; blocks: the issuer's, or both of the pair; issuer: the warp (of the block) whose elected lane issues it."""
+    accumulator; blocks: the issuer's, or both of the pair; issuer: the warp (of the block) whose elected lane issues it;
+    scales: where the factors of A and B start."""
 
     plan: Tcgen05Plan
     a: int
@@ -88,6 +111,20 @@ class Mma:
     blocks: tuple[BlockMemory, ...]
     issuer: int = 0
     names: tuple[str, str] = ("", "")
+    scales: tuple[int, int] = (0, 0)
+
+
+@dataclasses.dataclass(eq=False)
+class Copy:
+    """An issued copy of scale factors.  source: byte of shared memory; column: of tensor memory; blocks, issuer: as of `Mma`."""
+
+    plan: ScalesCopy
+    source: int
+    column: int
+    line: Line | None
+    blocks: tuple[BlockMemory, ...]
+    issuer: int
+    name: str
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,9 +148,9 @@ class TensorCore:
     ) -> None:
         self.early, self.chance = early, chance
         self.memory = TensorMemory(poison, allocated)
-        self.queue: collections.deque[Mma | Commit] = collections.deque()
+        self.queue: collections.deque[Mma | Copy | Commit] = collections.deque()
 
-    def submit(self, item: Mma | Commit) -> None:
+    def submit(self, item: Mma | Copy | Commit) -> None:
         """Take an instruction over from the thread that issues it."""
         if self.early:
             self._execute(item)
@@ -125,7 +162,7 @@ class TensorCore:
             yield Blocked(lambda: bool(self.queue), lambda: "no MMA is queued")
             self._execute(self._next())
 
-    def _next(self) -> Mma | Commit:
+    def _next(self) -> Mma | Copy | Commit:
         if self.chance is None:
             return self.queue.popleft()
         issuer = self.chance.choice(sorted({x.issuer for x in self.queue}))
@@ -133,33 +170,98 @@ class TensorCore:
         self.queue.remove(item)
         return item
 
-    def _execute(self, item: Mma | Commit) -> None:
+    def _execute(self, item: Mma | Copy | Commit) -> None:
         if isinstance(item, Commit):
             for barrier in item.barriers:
                 barrier.arrive(item.arrival, item.released)
             return
         try:
-            multiply(item)
+            copy_scales(item) if isinstance(item, Copy) else multiply(item)
         except MosaicGpuError as e:
             e.line = e.line or item.line
             raise
 
 
 def multiply(mma: Mma) -> None:
-    """The MMA as its instruction descriptor says (PTX ISA 9.7.16.4.2)."""
+    """The MMA as its instruction descriptors say (PTX ISA 9.7.16.4.2)."""
     plan, pair = mma.plan, len(mma.blocks)
-    i = Instruction.decode(plan.idesc, plan.instruction.kind)
-    if i != plan.instruction or (i.m, i.n) != (plan.m, plan.n):
-        raise IllegalInstruction(f"tcgen05.mma: the descriptor says {i}; the plan says {plan.m} x {plan.n}")
+    i = _instruction(plan)
     rows_a, rows_b = i.m // pair, i.n // pair
-    halves = [gather(block.shared, plan.b, mma.b, rows_b, i.b_mn, i.b_type, True, mma.names[1]) for block in mma.blocks]
+    halves = [_gather(block, mma, False, rows_b, i.b_mn) for block in mma.blocks]
     b = np.concatenate(halves, axis=0)
     for block in mma.blocks:  # each has its own rows of A and of D
         if isinstance(plan.a, SharedOperand):
-            a = gather(block.shared, plan.a, mma.a, rows_a, i.a_mn, i.a_type, True, mma.names[0])
+            a = _gather(block, mma, True, rows_a, i.a_mn)
         else:
             raw = block.tensor.load(plan.a, mma.a, i.a_type, "tcgen05_mma, operand A,")
             a = exact(raw.view(UNSIGNED[raw.dtype.itemsize]), i.a_type)
+        own_b = b
+        if plan.scales is not None:  # of a pair each block has the factors of all of B
+            a = a * _factors(block, mma, True, rows_a)
+            own_b = b * _factors(block, mma, False, i.n)
         what = "tcgen05_mma(accumulate=True)"
-        acc = block.tensor.load(plan.d, mma.column, i.acc_type, what) if mma.accumulate else None
-        block.tensor.store(plan.d, mma.column, multiply_add(acc, a, b, plan.k_step, i.acc_type))
+        acc_type = i.acc_type if isinstance(i, Instruction) else "float32"
+        acc = block.tensor.load(plan.d, mma.column, acc_type, what) if mma.accumulate else None
+        k_step = plan.k_step * a.shape[1] // plan.k
+        block.tensor.store(plan.d, mma.column, multiply_add(acc, a, own_b, k_step, acc_type))
+
+
+def _instruction(plan: Tcgen05Plan) -> Instruction | ScaledInstruction:
+    """What the words say; all steps along K say the same but for the ids of their factors."""
+    i: Instruction | ScaledInstruction
+    decode = ScaledInstruction.decode if plan.scales is not None else Instruction.decode
+    i = decode(plan.idesc(0), plan.instruction.kind)
+    if i != plan.instruction or (i.m, i.n) != (plan.m, plan.n):
+        raise IllegalInstruction(f"tcgen05.mma: the descriptor says {i}; the plan says {plan.m} x {plan.n}")
+    return i
+
+
+def _gather(block: BlockMemory, mma: Mma, is_a: bool, rows: int, mn_major: bool) -> Array:
+    """An operand in shared memory as numbers; bytes of the 4-bit kinds hold two of them, the lower half first."""
+    plan = mma.plan
+    operand, start, name = (plan.a, mma.a, mma.names[0]) if is_a else (plan.b, mma.b, mma.names[1])
+    assert isinstance(operand, SharedOperand)
+    element = plan.instruction.a_type if is_a else plan.instruction.b_type
+    packed = element == "float4_e2m1fn"
+    found = gather(block.shared, operand, start, rows, mn_major, "uint8" if packed else element, True, name)
+    if not packed:
+        return found
+    raw = found.astype(np.uint8)
+    halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(raw.shape[0], -1)
+    values: Array = halves.astype(np.uint8).view(numpy_dtype(element)).astype(np.float32)
+    return values
+
+
+def _factors(block: BlockMemory, mma: Mma, is_a: bool, rows: int) -> Array:
+    """The factor of each element [row, k], found as the instruction descriptor of each step says."""
+    plan = mma.plan
+    scales = plan.scales
+    assert scales is not None and isinstance(plan.instruction, ScaledInstruction)
+    part, start = (scales.a, mma.scales[0]) if is_a else (scales.b, mma.scales[1])
+    steps = []
+    for step in range(plan.k // plan.k_step):
+        word = ScaledInstruction.decode(plan.idesc(step), plan.instruction.kind)
+        id = word.a_scale_id if is_a else word.b_scale_id
+        what = f"tcgen05_mma, {'a' if is_a else 'b'}_scale,"
+        steps.append(block.tensor.scales(start + scales.cells(part, step), part.rows, id, scales.per_step, what))
+    raw = np.ascontiguousarray(np.concatenate(steps, axis=1)[:rows])
+    each = raw.view(numpy_dtype(plan.instruction.scale_type)).astype(np.float32)
+    per_factor = (2 if plan.instruction.kind == "mxf4nvf4" else 1) * plan.k // each.shape[1]
+    return np.repeat(each, per_factor, axis=1)
+
+
+def copy_scales(copy: Copy) -> None:
+    """tcgen05.cp as its matrix descriptors say, in each block from its own shared memory."""
+    for block in copy.blocks:
+        for offset, cell in copy.plan.steps:
+            d = Descriptor.decode(copy.plan.descriptor(copy.source + offset).encode())
+            index = copied_bytes(d)
+            raw = block.shared.read(index, 1, lambda: f"async_copy_scales_to_tmem, {copy.name},")
+            block.tensor.copy_to_quarters(copy.column + cell, raw)
+
+
+def copied_bytes(d: Descriptor) -> Array:
+    """The bytes [row, byte] of shared memory that a copy of 32 x 128 bits reads through a descriptor without a swizzle."""
+    row, byte = np.arange(32)[:, None], np.arange(16)[None, :]
+    result: Array = d.address + row // 8 * d.stride + row % 8 * 16 + byte
+    return result

@@ -13,11 +13,12 @@ from ..layouts.shared import SharedLayout
 from ..ops.barriers import BarrierUse
 from ..ops.elementwise import numpy_dtype
 from ..ops.indexed import Indexed
+from ..ops.launch_control import ResultPlan
 from ..ops.refs import Access
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
 from ..program import Operand, Value, View
-from . import indexed, memory, tma
+from . import indexed, launch_control, memory, tma
 from .barriers import Arrival, MBarrier, NamedBarrier, Sight
 from .hazards import Hazards, view_bytes
 from .memory import Array, GlobalArray, Note
@@ -272,6 +273,12 @@ class Thread(ProductThread):
                 f"which has {buffer.layout.nbytes}"
             )
         return tuple(self.evaluate(c.start) // c.step for c in issue.coordinates), buffer.offset + start
+
+    def try_cluster_cancel(self, plan: ResultPlan, use: BarrierUse) -> None:
+        launch_control.ask(self, plan, use)
+
+    def query_cluster_cancel(self, plan: ResultPlan) -> tuple[tuple[int, ...], bool]:
+        return launch_control.query(self, plan)
 
     def tma_load(self, copy: TmaCopy, use: BarrierUse, leader: str | None = None) -> None:
         """leader: the axis of a pair of blocks; the barrier of its first block counts what both copy."""

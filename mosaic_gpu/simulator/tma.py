@@ -21,6 +21,7 @@ from ..plan.tma import tensor_map_arguments
 from .barriers import MBarrier
 from .clocks import Rows
 from .global_shadow import GlobalShadow, Part
+from .launch_control import Cancel
 from .memory import CHUNK, Array, GlobalArray, SharedMemory, strided_part
 from .scheduler import Blocked, Steps
 
@@ -84,9 +85,9 @@ class TmaEngine:
         chance: random.Random | None = None,
     ) -> None:
         self.arrays, self.shared, self.early, self.chance = arrays, shared, early, chance
-        self.queue: collections.deque[Load | Store] = collections.deque()
+        self.queue: collections.deque[Load | Store | Cancel] = collections.deque()
 
-    def submit(self, copy: Load | Store) -> None:
+    def submit(self, copy: Load | Store | Cancel) -> None:
         """Take a copy over from the thread that issues it."""
         if self.early:
             collections.deque(self._move(copy), maxlen=0)
@@ -100,9 +101,11 @@ class TmaEngine:
                 self.queue.rotate(-self.chance.randrange(len(self.queue)))
             yield from self._move(self.queue.popleft())
 
-    def _move(self, copy: Load | Store) -> Steps:
+    def _move(self, copy: Load | Store | Cancel) -> Steps:
         try:
-            if isinstance(copy, Load):
+            if isinstance(copy, Cancel):
+                copy.answer()
+            elif isinstance(copy, Load):
                 self._load(copy)
             else:
                 data = self._read_shared(copy)

@@ -37,6 +37,10 @@ SM90: list[Grid] = [
 ]
 SM100: list[Grid] = [
     {
+        "query_tiles": (1, 2),
+        "pair": (False, True),
+        "dynamic": (False, True),
+        "p_parts": (1, 2),
         "tile_k": (64, 96, 128),
         "kv_slots": (1, 2, 3, 4),
         "rescale_threshold": (0.0, 8.0),
@@ -92,14 +96,15 @@ class AttentionTunable(Tunable):
 
     def default(self, w: Attention) -> Any:
         """Of the head dims and, on Hopper, the length."""
+        dims = (w.head_dim, w.value_dim)
         if self.generation != "sm90":
-            return default_config("attention", self.generation, w.head_dim)
-        return default_config("attention", self.generation, w.head_dim, w.value_dim, length=w.length, causal=w.causal)
+            return default_config("attention", self.generation, *dims)
+        return default_config("attention", self.generation, *dims, length=w.length, causal=w.causal)
 
     def fits(self, w: Attention, config: Any) -> None:
         """Shared memory and registers at this head dim."""
         if hasattr(config, "check"):
-            config.check(*((w.head_dim, w.value_dim) if self.generation == "sm90" else (w.head_dim,)))
+            config.check(w.head_dim, w.value_dim)
 
     def cost(self, w: Attention, config: Any, chip: Chip) -> float:
         """A roofline of one multiprocessor's steps, times its tiles; Blackwell's is the same for all until it has a kernel."""
@@ -140,7 +145,8 @@ class AttentionTunable(Tunable):
     def sources(self) -> Sequence[Path]:
         """The kernel, and the order of tiles."""
         folder = Path(str(importlib.import_module(self.config.__module__).__file__)).parent
-        return [p for p in (folder / n for n in ("attention.py", "attention_config.py", "schedule.py")) if p.exists()]
+        names = ("attention.py", "attention_config.py", "attention_products.py", "attention_tiles.py", "schedule.py")
+        return [p for p in (folder / n for n in names) if p.exists()]
 
 
 def bucket(n: int) -> int:

@@ -72,6 +72,7 @@ CALLS: dict[str, list[str]] = {
         "f[3] = max_plain(f[0], f[1]) + min_plain(f[1], f[2]) + max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
         "i[0] = ceil_div(i[0], 7) + floor_div(i[1], i[2]) + floor_mod(i[1], i[2])",
         "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
+        "u[5] = max_u32(u[0], u[1]) + min_u32(u[2], u[3])",
     ],
     "matrix": [
         f"{kind}matrix_x{count}{trans}({registers})"
@@ -125,6 +126,11 @@ CALLS: dict[str, list[str]] = {
             for kind in ("f16", "tf32", "f8", "i8")
             for a in ("ss", "ts")
         ),
+        *(
+            f"tcgen05_mma_{kind}_ss<GROUP>(u[0], wide, wide, u[2], u[3], u[5], u[6])"
+            for kind in ("mxf8", "mxf4", "nvf4")
+        ),
+        "tcgen05_copy_scales<GROUP>(u[0], wide)",
         "tcgen05_commit<GROUP>(u[4])",
         "tcgen05_commit_multicast<GROUP>(u[4], h[0])",
         "tcgen05_fence_before()",
@@ -135,8 +141,9 @@ CALLS: dict[str, list[str]] = {
         *(f"tma_load_pair_{rank}d(u[0], &map, u[1], {', '.join('i[0]' for _ in range(rank))})" for rank in range(1, 6)),
     ],
 }
+CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "u[2] = query_cluster_cancel(u[3], i)"]
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
-ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL}
+ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "launch_control": BLACKWELL}
 
 
 def kernel(piece: str, calls: list[str], group: int = 1) -> str:
@@ -189,7 +196,13 @@ def test_instructions_reach_the_cubin() -> None:
 
     compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()
-    assert counts["UTCHMMA"] == 4 and counts["UTCQMMA"] == 2 and counts["UTCIMMA"] == 2 and counts["UTCBAR"] == 2
+    assert (
+        counts["UTCHMMA"] == 4
+        and counts["UTCQMMA"] == 3
+        and counts["UTCOMMA"] == 2
+        and counts["UTCIMMA"] == 2
+        and counts["UTCBAR"] == 2
+    )
 
 
 @pytest.mark.parametrize("shape", REGISTERS_PER_REPEAT)

@@ -72,6 +72,7 @@ OUTSIDE = {
     plgpu.NamedBarrier: dict(num_warpgroups=1, num_barriers=1),
     plgpu.TilingTransform: dict(tiling=(8, 64)),
     plgpu.SwizzleTransform: dict(swizzle=128),
+    plgpu.TryClusterCancelResult: dict(num_buffers=None),
     plgpu.ds: dict(start=0, size=3),
     plgpu.cdiv: dict(a=1, b=2),
     plgpu.div: dict(a=1, b=2),
@@ -79,7 +80,10 @@ OUTSIDE = {
     plgpu.Layout.WGMMA.reduce: dict(axes=1),
 }
 INSIDE = {
-    "async_load_tmem": dict(src=Operand("tmem"), layout=None),
+    "async_copy_scales_to_tmem": dict(
+        smem_ref=Operand("scales"), tmem_ref=Operand("scales_in_tmem"), collective_axis=None
+    ),
+    "async_load_tmem": dict(src=Operand("tmem"), layout=None, reduce=None),
     "async_store_tmem": dict(dst=Operand("tmem"), value=Operand("rows")),
     "barrier_arrive": dict(barrier=Operand("barrier")),
     "barrier_wait": dict(barrier=Operand("barrier")),
@@ -92,6 +96,8 @@ INSIDE = {
     "debug_print": dict(fmt="here"),
     "print_layout": dict(fmt="", x=Operand("array")),
     "exp2_fma": dict(x=Operand("array")),
+    "query_cluster_cancel": dict(result_ref=Operand("answer"), grid_names="g"),
+    "try_cluster_cancel": dict(result_ref=Operand("answer"), barrier=Operand("barrier")),
     "dim_size": dict(ref=Operand("x"), axis=0),
     "from_fragments": dict(x=Operand("fragments"), shape=(64, 64)),
     "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
@@ -108,6 +114,8 @@ INSIDE = {
         a=Operand("a"),
         b=Operand("b"),
         barrier=Operand("barrier"),
+        a_scale=None,
+        b_scale=None,
         accumulate=True,
         collective_axis=None,
     ),
@@ -122,7 +130,8 @@ INSIDE = {
 NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
 NO_ARGUMENTS |= {"griddepcontrol_launch_dependents", "griddepcontrol_wait"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
-NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion"}
+NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion", "TMEMLayout"}
+NOT_HERE |= {"NDLoopInfo", "dynamic_scheduling_loop"}  # what a loop gives; tests/ops/test_launch_control.py
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
 # Checked when they meet arrays; tests/pallas.
 NOT_HERE |= {"pallas_call", "emit_pipeline", "register_backend", "TritonCompilerParams", "PrefetchScalarGridSpec"}
@@ -159,10 +168,15 @@ RIGHT = {
     ("run_scoped", "collective_axes"): ["x"],
     ("copy_gmem_to_smem", "collective_axes"): [None],
     ("async_load_tmem", "layout"): [None],
+    ("async_load_tmem", "reduce"): [None],
     ("broadcasted_iota", "layout"): [None],
     ("load", "layout"): [None],
+    ("TryClusterCancelResult", "num_buffers"): [None],
     ("tcgen05_mma", "barrier"): [None],
+    ("tcgen05_mma", "a_scale"): [None],
+    ("tcgen05_mma", "b_scale"): [None],
     ("tcgen05_mma", "collective_axis"): [None],
+    ("async_copy_scales_to_tmem", "collective_axis"): [None],
     ("tcgen05_commit_arrive", "collective_axis"): [None],
     ("copy_gmem_to_smem", "leader_tracked"): [None],
     ("debug_check", "message"): ["x"],
@@ -183,6 +197,7 @@ RIGHT = {
 WORDS = {
     ("set_max_registers", "n", -1): r"set_max_registers\(-1\)",
     ("copy_gmem_to_smem", "collective_axes", "x"): "'x' is not a cluster axis",
+    ("query_cluster_cancel", "grid_names", "x"): "the grid has axes",
     ("tcgen05_commit_arrive", "collective_axis", "x"): "'x' is not a cluster axis",
     ("kernel", "thread_name", None): "num_threads and thread_name",
 }
@@ -194,13 +209,13 @@ def name_of(f):
 
 def call_inside(name, args):
     """Trace and plan a kernel that calls the function."""
-    blackwell = name.startswith("tcgen05") or "tmem" in name
+    blackwell = name.startswith("tcgen05") or "tmem" in name or "cluster_cancel" in name
 
-    def body(x, o, s, a, b, barrier, named, tmem=None):
+    def body(x, o, s, a, b, barrier, named, answer, tmem=None, scales=None, scales_in_tmem=None):
         def scope(acc=None):
             array = x[...]
-            have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc)
-            have |= dict(array=array, mask=array > 0)
+            have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc, answer=answer)
+            have |= dict(array=array, mask=array > 0, scales=scales, scales_in_tmem=scales_in_tmem)
             if tmem is not None:
                 have["rows"] = plgpu.async_load_tmem(tmem)
             if name == "from_fragments":
@@ -218,8 +233,12 @@ def call_inside(name, args):
     m = 128 if blackwell else 64
     scratch = [plgpu.SMEM((64, 64), F), plgpu.SMEM((m, 64), jnp.bfloat16, transforms=TILE)]
     scratch += [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILE), plgpu.Barrier()]
-    scratch += [plgpu.NamedBarrier(num_warpgroups=1)] + ([plgpu.TMEM((128, 64), F)] if blackwell else [])
-    k = plgpu.kernel(body, S, grid=2, num_threads=1, thread_name="wg", scratch_types=scratch)
+    scratch += [plgpu.NamedBarrier(num_warpgroups=1), plgpu.TryClusterCancelResult()]
+    scratch += [plgpu.TMEM((128, 64), F)] if blackwell else []
+    if "scales" in name:
+        e8 = jnp.float8_e8m0fnu
+        scratch += [plgpu.SMEM((1, 1, 32, 16), e8), plgpu.TMEM((128, 4), e8, layout=plgpu.TMEMLayout.SCALES_LAYOUT)]
+    k = plgpu.kernel(body, S, grid=2, grid_names="g", num_threads=1, thread_name="wg", scratch_types=scratch)
     build_plan(k.program(S), "sm_100a" if blackwell else "sm_90a")
 
 

@@ -18,10 +18,12 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.codegen.nvrtc import compile_cuda
 from mosaic_gpu.codegen.sass import read_cubin
-from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import IllegalInstruction, ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
+from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig, default_config
+from mosaic_gpu.runtime.device import planning_for
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
 SCHEDULES = (
@@ -40,7 +42,7 @@ def randoms(*shape, dtype=BF, seed=0):
 
 def plain(q, k, v, causal, scale):
     """Attention in float32 whose probabilities are rounded to the inputs' type before they meet V."""
-    out = np.zeros(q.shape, np.float32)
+    out = np.zeros((*q.shape[:3], v.shape[3]), np.float32)
     group = q.shape[2] // k.shape[2]
     seen = np.arange(k.shape[1])[None] <= np.arange(q.shape[1])[:, None] if causal else True
     for i, j in np.ndindex(q.shape[0], q.shape[2]):
@@ -60,7 +62,7 @@ def check(q, k, v, *, causal, config, scale=None):
     rms = np.sqrt(np.mean(expected**2))
     allowed = max(2 * np.sqrt(np.mean((yardstick - expected) ** 2)), 1e-3 * rms)
     error = np.sqrt(np.mean((found.astype(np.float64) - expected) ** 2))
-    assert found.shape == q.shape and found.dtype == q.dtype
+    assert found.shape == (*q.shape[:3], v.shape[3]) and found.dtype == q.dtype
     assert error <= allowed, f"rms error {error:.2e}, allowed {allowed:.2e}"
     assert np.abs(found.astype(np.float64) - expected).max() <= 0.05 * np.abs(expected).max(), "no element is far off"
     np.testing.assert_allclose(np.asarray(results[1]), expected_lse, rtol=1e-3, atol=2e-3)
@@ -95,6 +97,79 @@ def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
     check(q, k, v, causal=causal, config=config)
 
 
+@pytest.mark.parametrize(
+    ("b", "s", "t", "h", "h_kv", "d", "dv", "dtype", "causal", "config"),
+    [
+        (1, 300, 450, 2, 1, 256, 256, BF, True, default_config(256)),
+        (1, 300, 450, 1, 1, 192, 128, BF, True, default_config(192, 128)),
+        (1, 200, 200, 1, 1, 192, 192, F16, False, default_config(192)),
+        (1, 100, 150, 1, 1, 80, 48, F16, True, default_config(80, 48)),
+        (1, 300, 200, 1, 1, 16, 16, BF, False, default_config(16)),
+        (1, 200, 300, 1, 1, 96, 240, BF, True, AttentionConfig(query_tiles=1, kv_slots=1)),
+        (2, 400, 300, 2, 1, 64, 64, BF, True, small(query_tiles=1)),
+        (1, 300, 300, 1, 1, 64, 64, F16, True, AttentionConfig(p_parts=4, emulated_columns=32)),
+        (1, 300, 400, 1, 1, 128, 128, BF, False, AttentionConfig(p_parts=2, emulated_columns=96, query_tiles=1)),
+        (1, 900, 700, 2, 1, 64, 64, BF, True, small(pair=True)),
+        (1, 200, 100, 1, 1, 128, 64, F16, False, small(pair=True, p_parts=2, kv_slots=3)),
+        (1, 1100, 300, 1, 1, 192, 128, BF, True, AttentionConfig(pair=True, tile_k=96)),
+        (1, 600, 500, 2, 2, 256, 256, BF, True, AttentionConfig(pair=True, query_tiles=1, p_parts=2)),
+        (1, 900, 300, 2, 1, 64, 64, BF, True, small(dynamic=True)),
+        (1, 500, 300, 1, 1, 128, 256, F16, False, AttentionConfig(dynamic=True, query_tiles=1, tile_k=64)),
+        (1, 1, 1, 1, 1, 32, 32, BF, True, small(pair=True, query_tiles=1, persistent=False)),
+    ],
+)
+def test_head_dims_pairs_and_parts(b, s, t, h, h_kv, d, dv, dtype, causal, config):
+    """Head dims in chunks of every swizzle, another one for V, one query tile with two buffers of scores, probabilities in parts,
+    pairs of blocks; each with tails, and most with several tiles a block."""
+    q, k = randoms(b, s, h, d, dtype=dtype), randoms(b, t, h_kv, d, dtype=dtype, seed=1)
+    check(q, k, randoms(b, t, h_kv, dv, dtype=dtype, seed=2), causal=causal, config=config)
+
+
+def test_every_head_dim_has_a_default():
+    """That fits, for each pair of multiples of 16."""
+    for d in range(16, 257, 16):
+        for dv in range(16, 257, 16):
+            default_config(d, dv).check(d, dv)
+    assert (default_config(128).query_tiles, default_config(256).query_tiles) == (2, 1)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_pairs_and_tiles_change_no_bit(d):
+    """A pair computes what its blocks would compute by themselves, and of one query tile or two each row is the same.  (Parts are
+    sums of their own.)"""
+    q, k, v = randoms(1, 520, 1, d), randoms(1, 300, 1, d, seed=1), randoms(1, 300, 1, d, seed=2)
+    base = dict(query_tiles=1, tile_k=64, kv_slots=1)
+    first = check(q, k, v, causal=False, config=AttentionConfig(**base))
+    for changed in (dict(pair=True), dict(query_tiles=2), dict(kv_slots=2)):
+        if d == 256 and "query_tiles" in changed:
+            continue
+        c = AttentionConfig(**{**base, **changed})
+        np.testing.assert_array_equal(check(q, k, v, causal=False, config=c), first, str(changed))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_loads_that_reduce(causal):
+    """On sm_103a the load of the scores finds the maxima: the same bits as without."""
+    q, k, v = randoms(1, 300, 1, 64), randoms(1, 400, 1, 64, seed=1), randoms(1, 400, 1, 64, seed=2)
+    with planning_for(132, "sm_103a"):
+        found = [check(q, k, v, causal=causal, config=small(load_reduces=x)) for x in (True, False)]
+        assert default_config(64).load_reduces and default_config(64).emulated_columns == 0
+    np.testing.assert_array_equal(*found)
+    assert not default_config(64).load_reduces
+    with pytest.raises(IllegalInstruction, match="sm_100a has no load with a reduction"):
+        check(q, k, v, causal=causal, config=small(load_reduces=True))
+
+
+def test_its_machine_code_for_sm_103a(plan_of, compiled):
+    """Fewer maxima are computed in the loop without a mask: each load of 32 columns brings its own."""
+    plain, reduced = (
+        compiled(plan_of(128, AttentionConfig(load_reduces=x), causal=False, arch="sm_103a")) for x in (False, True)
+    )
+    assert reduced.complaints() == [] and reduced.mnemonics["LDTM"] == plain.mnemonics["LDTM"]
+    maxima = [sum(n for name, n in r.mnemonics.items() if name.startswith("FMNMX")) for r in (plain, reduced)]
+    assert maxima[0] - maxima[1] >= 128 // 2 - 8
+
+
 def test_large_scores_are_rescaled():
     """Scores in the hundreds, which grow from block to block: every warp rescales, and does not lose what it had."""
     q, k, v = randoms(1, 256, 1, 64) * BF(20), randoms(1, 384, 1, 64, seed=1), randoms(1, 384, 1, 64, seed=2)
@@ -111,11 +186,22 @@ def test_some_warps_rescale():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-def test_every_schedule_gives_the_same(schedule, causal):
+@pytest.mark.parametrize(
+    ("causal", "config"),
+    [
+        (False, small()),
+        (True, small()),
+        (True, small(query_tiles=1, p_parts=2)),
+        (True, small(pair=True, p_parts=2)),
+        (False, small(pair=True, query_tiles=1)),
+        (True, small(dynamic=True)),
+    ],
+    ids=["full", "causal", "one tile", "pair", "pair of one tile", "launch control"],
+)
+def test_every_schedule_gives_the_same(schedule, causal, config):
     """The same bits whatever the order of events, and nothing found: several tiles a block, rings shorter than the work."""
     q, k, v = randoms(1, 520, 2, 64), randoms(1, 400, 1, 64, seed=1), randoms(1, 400, 1, 64, seed=2)
-    run = functools.partial(check, q, k, v, causal=causal, config=small())
+    run = functools.partial(check, q, k, v, causal=causal, config=config)
     first = run()
     with plgpu.simulator_params(plgpu.SimulatorParams(**schedule)):
         np.testing.assert_array_equal(run(), first)
@@ -126,47 +212,84 @@ def test_every_schedule_gives_the_same(schedule, causal):
 def test_a_hundred_schedules(seed):
     q, k, v = randoms(1, 300, 2, 64), randoms(1, 260, 1, 64, seed=1), randoms(1, 260, 1, 64, seed=2)
     with plgpu.simulator_params(plgpu.SimulatorParams(seed=seed)):
-        check(q, k, v, causal=bool(seed % 2), config=small(kv_slots=1 + seed % 3))
+        options = dict(
+            kv_slots=1 + seed % 3, query_tiles=1 + seed // 2 % 2, pair=bool(seed // 4 % 2), p_parts=1 + seed // 8 % 2
+        )
+        options["dynamic"] = bool(seed // 16 % 2) and not options["pair"]
+        check(q, k, v, causal=bool(seed % 2), config=small(**options))
 
 
 def test_what_it_has_not():
     q = jnp.zeros((1, 8, 1, 256), jnp.bfloat16)
-    with pytest.raises(UnsupportedCall, match=r"head dim 256: the Blackwell kernel has \(64, 128\)"):
+    with pytest.raises(ResourceExceeded, match="2 x 256 of outputs take 768 columns of tensor memory.*query_tiles=1"):
         attention(q, q, q, config=AttentionConfig())
     q = jnp.zeros((1, 8, 1, 128), jnp.bfloat16)
     with pytest.raises(ResourceExceeded, match="tile_k=128 x 3 slots at head dim 128 take"):
         attention(q, q, q, config=AttentionConfig(kv_slots=3))
+    q = jnp.zeros((1, 8, 1, 48), jnp.bfloat16)
+    with pytest.raises(UnsupportedCall, match="head dim 48 of V: with pair each block has half of it"):
+        attention(q, q, q, config=AttentionConfig(pair=True))
+    with pytest.raises(UnsupportedCall, match="head dim 24: this kernel has multiples of 16"):
+        AttentionConfig().check(24)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(dynamic=True, pair=True), "cluster launch control is for blocks by themselves"),
+        (dict(query_tiles=3), r"query_tiles=3: one of \(1, 2\)"),
+        (dict(p_parts=3), "p_parts=3: parts of tile_k=128 keys are multiples of 32"),
+        (dict(tile_k=96, p_parts=2), "p_parts=2: parts of tile_k=96"),
+        (dict(query_tiles=1, softmax_registers=160), "a block of 3 warpgroups is launched with 168 each"),
+        (
+            dict(query_tiles=1, softmax_registers=256, correction_registers=168, issue_registers=88),
+            "the pool of 3 warpgroups has 504",
+        ),
+    ],
+)
+def test_configs_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionConfig(**options)
 
 
 # ---- what the compiler makes of it -------------------------------------------------------------------------------------
 @pytest.fixture
 def plan_of(kernel_plan):
-    def make(d, c, causal=True, lse=True, shape=(2, 4096, 8), arch="sm_100a", dtype=jnp.bfloat16):
+    def make(d, c, causal=True, lse=True, shape=(2, 4096, 8), arch="sm_100a", dtype=jnp.bfloat16, dv=None):
         b, s, h = shape
-        x = jax.ShapeDtypeStruct((b, s, h, d), dtype)
+        x, v = (jax.ShapeDtypeStruct((b, s, h, n), dtype) for n in (d, dv or d))
         call = functools.partial(attention, causal=causal, config=c, return_lse=lse)
-        return kernel_plan(call, x, x, x, arch=arch)
+        with planning_for(132, arch):
+            return kernel_plan(call, x, x, v, arch=arch)
 
     return make
 
 
-def counts(c: AttentionConfig, d: int, causal: bool) -> dict[str, int]:
+def counts(c: AttentionConfig, d: int, dv: int) -> dict[str, int]:
     """Instructions of the whole kernel, as a closed form of its config.
 
     Products: 16 elements of K each; scores (d of them) stand once in front of the key loop and once in it, P V (tile_k) once in
-    the loop and once behind it, for both query tiles.  Transfers: 32 columns of cells each; scores are loaded in the loop with a
-    mask and in the one without; the output in the rescaling and at the end, for both tiles.
-    Probabilities are half as wide, and are stored in two parts where some of the exponentials are polynomials.
+    the loop and once behind it, for each query tile.  Transfers: 32 columns of cells each; scores are loaded in the loop with a
+    mask and in the one without; the output in the rescaling (by pieces) and at the end (by pieces of its chunks), for each tile.
+    Probabilities are half as wide; parts, and the polynomials' share of a part, are stored apart.
     """
-    pieces = d // c.correction_columns
-    transfers = pieces * -(-c.correction_columns // 32)
-    stored = (c.tile_k, c.emulated_columns, c.tile_k - c.emulated_columns)
+    wide, piece = chunk(dv), c.correction_columns
+    rescaled = _pieces(dv, piece)
+    ends = [n for _ in range(0, dv, wide) for n in _pieces(wide, piece)]
+    size = c.tile_k // c.p_parts
+    without_mask = [min(max(c.emulated_columns - start, 0), size) for start in range(0, c.tile_k, size)]
+    stored = [size] * c.p_parts + [n for x in without_mask for n in (x, size - x)]
+    tiles = c.query_tiles
     return {
-        "UTCHMMA": 2 * (2 * (d // 16) + 2 * (c.tile_k // 16)),
-        "LDTM": 2 * -(-c.tile_k // 32) + 2 * 2 * transfers,
-        "STTM": sum(_powers_of_two(n // 2) for n in stored) + 2 * transfers,
+        "UTCHMMA": tiles * (2 * (d // 16) + 2 * (c.tile_k // 16)),
+        "LDTM": 2 * _powers_of_two(c.tile_k) + tiles * sum(map(_powers_of_two, rescaled + ends)),
+        "STTM": sum(_powers_of_two(n // 2) for n in stored) + tiles * sum(map(_powers_of_two, rescaled)),
         "USETMAXREG": 3,
     }
+
+
+def _pieces(columns: int, most: int) -> list[int]:
+    return [min(most, columns - n) for n in range(0, columns, most)]
 
 
 def _powers_of_two(columns: int) -> int:
@@ -175,19 +298,28 @@ def _powers_of_two(columns: int) -> int:
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("d", "config"),
+    ("d", "dv", "causal", "config"),
     [
-        (64, default_config(64)),
-        (128, default_config(128)),
-        (64, small(correction_columns=16)),
-        (128, small(tile_k=96, rescale_threshold=0.0)),
+        (64, 64, False, default_config(64)),
+        (64, 64, True, default_config(64)),
+        (128, 128, False, default_config(128)),
+        (128, 128, True, default_config(128)),
+        (64, 64, True, small(correction_columns=16)),
+        (128, 128, True, small(tile_k=96, rescale_threshold=0.0)),
+        (256, 256, True, default_config(256)),
+        (192, 128, True, default_config(192, 128)),
+        (80, 48, False, default_config(80, 48)),
+        (128, 128, True, AttentionConfig(p_parts=4, emulated_columns=32)),
+        (128, 128, False, AttentionConfig(pair=True, p_parts=2, kv_slots=4, emulated_columns=32)),
+        (256, 256, True, AttentionConfig(pair=True, query_tiles=1, p_parts=2)),
+        (128, 128, True, AttentionConfig(dynamic=True)),
     ],
+    ids=str,
 )
-def test_machine_code(plan_of, compiled, arch, causal, d, config):
+def test_machine_code(plan_of, compiled, arch, causal, d, dv, config):
     """No spill, no complaint, every role within its budget, and as many products and transfers as the config says."""
-    plan = plan_of(d, config, causal, arch=arch)
+    plan = plan_of(d, config, causal, arch=arch, dv=dv)
     report = compiled(plan)
     assert report.complaints() == [] and report.stack == 0
     assert sorted((b.kind, b.requested) for b in report.budgets) == sorted(
@@ -198,9 +330,12 @@ def test_machine_code(plan_of, compiled, arch, causal, d, config):
         ]
     )
     assert all(b.needed <= b.requested for b in report.budgets)
-    wanted = counts(config, d, causal)
+    wanted = counts(config, d, dv)
     assert {name: report.mnemonics[name] for name in wanted} == wanted
-    assert report.mnemonics["UTMALDG"] >= 3 and report.mnemonics["UTMASTG"] == 2
+    loads = 2 + config.query_tiles + 1  # K once more, in front of its loop
+    assert report.mnemonics["UTMALDG"] == loads and report.mnemonics["UTMASTG"] == config.query_tiles * dv // chunk(dv)
+    assert report.mnemonics.get("UGETNEXTWORKID", 0) == config.dynamic
+    assert plan.tmem_pair is config.pair and ("tcgen05_mma_f16_ts<2>" in emit(plan)) == config.pair
 
 
 def test_products_are_issued_from_uniform_registers(plan_of):
@@ -217,7 +352,7 @@ def test_products_are_issued_from_uniform_registers(plan_of):
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
 def test_polynomials_instead_of_special_functions(plan_of, compiled, arch):
     """By default a quarter of the exponentials, on sm_103a none; each saves one special function in the loop without a mask."""
-    c = default_config(64, arch)
+    c = default_config(64, arch=arch)
     assert c.emulated_columns == (32 if arch == "sm_100a" else 0)
     with_, without = (
         compiled(plan_of(64, AttentionConfig(kv_slots=4, emulated_columns=n), arch=arch)).mnemonics["MUFU"]
@@ -228,11 +363,20 @@ def test_polynomials_instead_of_special_functions(plan_of, compiled, arch):
 
 def test_the_config_knows_its_memory(plan_of):
     """What it says is what the plan takes."""
-    for d, c in ((64, default_config(64)), (128, default_config(128)), (64, small())):
-        plan = plan_of(d, c)
-        assert plan.shared_bytes == c.shared_bytes(d)
-        assert max(b.column + b.columns for b in plan.tmem.values()) == c.tmem_columns(d)
-        assert plan.tmem_columns == max(32, 1 << (c.tmem_columns(d) - 1).bit_length())
+    pair = AttentionConfig(pair=True, query_tiles=1, p_parts=2)
+    for d, dv, c in (
+        (64, 64, default_config(64)),
+        (128, 128, default_config(128)),
+        (64, 64, small()),
+        (192, 128, default_config(192, 128)),
+        (80, 48, default_config(80, 48)),
+        (256, 256, pair),
+        (128, 128, AttentionConfig(dynamic=True)),
+    ):
+        plan = plan_of(d, c, dv=dv)
+        assert plan.shared_bytes == c.shared_bytes(d, dv)
+        assert max(b.column + b.columns for b in plan.tmem.values()) == c.tmem_columns(d, dv)
+        assert plan.tmem_columns == max(32, 1 << (c.tmem_columns(d, dv) - 1).bit_length())
 
 
 def test_one_source_for_all_lengths(plan_of):

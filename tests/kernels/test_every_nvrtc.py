@@ -33,7 +33,7 @@ def matrix(module: Any, dtype: Any, arch: str, fields: dict[str, Any] | None = N
     if module is matmul90:
         kernel = module._kernel(512, 512, types, module.MatmulConfig(**(fields or {})))
     else:
-        kernel = module._kernel(512, 512, 4, (types, types, types), module.MatmulConfig())
+        kernel = module._kernel(512, 512, 4, (types, types, types), module.MatmulConfig(), None, arch)
     return build_plan(kernel.program(x, x), arch)
 
 
@@ -45,23 +45,46 @@ def attention(dtype: Any, d: int, causal: bool, fields: dict[str, Any]) -> Plan:
     return build_plan(kernel.program(table, q, k, k), "sm_90a")
 
 
-def attention_100(dtype: Any, d: int, causal: bool, arch: str) -> Plan:
+def attention_100(dtype: Any, d: int, causal: bool, arch: str, fields: dict[str, Any]) -> Plan:
     q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
     table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
-    config = attention100.default_config(d, arch)
-    kernel = attention100._kernel(1, 300, 4, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True)
+    config = dataclasses.replace(attention100.default_config(d, arch=arch), **fields)
+    kernel = attention100._kernel(1, 300, 4, d, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True, arch)
     return build_plan(kernel.program(table, q, k, k), arch)
 
 
+def scaled(packed: bool, arch: str) -> Plan:
+    """mxfp8 or nvfp4, by a pair of blocks."""
+    config = matmul100.MatmulConfig(tile_n=256, num_slots=3, pair=True)
+    kind = (jnp.float8_e4m3fn, 16) if packed else (jnp.float8_e8m0fnu, 4)
+    element = jnp.dtype(jnp.uint8 if packed else jnp.float8_e4m3fn)
+    types = (element, element, jnp.dtype(jnp.bfloat16))
+    kernel = matmul100._kernel(512, 512, 2, types, config, (jnp.dtype(kind[0]), kind[1]), arch)
+    x = jax.ShapeDtypeStruct((512, 512), element)
+    factors = jax.ShapeDtypeStruct((4, 512 // 128 * kind[1] // 4, 32, 16), kind[0])
+    return build_plan(kernel.program(x, x, factors, factors), arch)
+
+
+BLACKWELL = ("sm_100a", "sm_103a")
 PLANS = {
     **{
         f"attention100-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}-{a}": (
-            lambda t=t, d=d, c=c, a=a: attention_100(t, d, c, a)
+            lambda t=t, d=d, c=c, a=a: attention_100(t, d, c, a, {})
         )
         for t in DTYPES
-        for d in attention100.HEAD_DIMS
+        for d in (64, 128, 256)
         for c in (False, True)
-        for a in ("sm_100a", "sm_103a")
+        for a in BLACKWELL
+    },
+    **{
+        f"attention100{name(fields)}-{a}": lambda f=fields, a=a: attention_100(jnp.bfloat16, 128, True, a, f)
+        for fields in ({"pair": True, "p_parts": 2}, {"dynamic": True}, {"query_tiles": 1})
+        for a in BLACKWELL
+    },
+    **{
+        f"scaled100-{'nvfp4' if p else 'mxfp8'}-{a}": lambda p=p, a=a: scaled(p, a)
+        for p in (False, True)
+        for a in BLACKWELL
     },
     **{
         f"matmul90-{jnp.dtype(t)}{name(fields)}": lambda t=t, f=fields: matrix(matmul90, t, "sm_90a", f)
@@ -99,5 +122,5 @@ def test_compiles_clean(name: str, library: nvrtc.Nvrtc, monkeypatch: pytest.Mon
     )  # strict: a spill or a serialised product raises, as does a budget that is not kept
     assert built.compiled.toolchain == library.toolchain
     mnemonics = build.report(plan, built.compiled).mnemonics
-    wanted = ("HGMMA", "USETMAXREG") if plan.arch == "sm_90a" else ("UTCHMMA", "LDTM")
+    wanted = ("HGMMA", "USETMAXREG") if plan.arch == "sm_90a" else ("UTC", "LDTM")
     assert all(any(m.startswith(w) for m in mnemonics) for w in wanted)

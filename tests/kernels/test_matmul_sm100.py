@@ -19,7 +19,7 @@ from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.sm100 import matmul as module
-from mosaic_gpu.kernels.sm100.matmul import MatmulConfig, matmul
+from mosaic_gpu.kernels.sm100.matmul import MatmulConfig, matmul, scaled_matmul
 
 BF, F16, E4, E5 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 SMALL = MatmulConfig(tile_n=64, num_slots=2)
@@ -166,6 +166,120 @@ def test_machine_code(plan_of, compiled, arch, name):
     source = emit(plan).rpartition('#line 1 "/mosaic_gpu/kernel.cu"')[2]
     assert ("tcgen05_commit_multicast<2>" in source) == ("tma_load_pair_2d" in source) == c.pair
     assert plan.tmem_pair is c.pair and plan.shared_bytes == c.shared_bytes
+
+
+# ---- block-scaled operands ---------------------------------------------------------------------------------------------
+E8, F4 = ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn
+SCALED = {
+    "mxfp8": (E4, E5, E8, 32),
+    "mxfp4": (F4, F4, E8, 32),
+    "mxfp4 in 16": (F4, F4, E8, 16),
+    "nvfp4": (F4, F4, E4, 16),
+}
+WIDE_PAIR = MatmulConfig(tile_n=256, num_slots=2, pair=True)
+
+
+def scaled_operands(kind, m, n, k, seed=0):
+    a_type, b_type, scale_type, block = SCALED[kind]
+    rng = np.random.default_rng(seed)
+
+    def factors(rows):
+        if scale_type is E8:
+            return rng.integers(122, 132, (rows, k // block)).astype(np.uint8).view(E8)
+        return rng.uniform(0.25, 8, (rows, k // block)).astype(scale_type)
+
+    a, b = rng.uniform(-4, 4, (m, k)).astype(a_type), rng.uniform(-4, 4, (n, k)).astype(b_type)
+    return a, b, factors(m), factors(n)
+
+
+def check_scaled(arrays, block, config):
+    found = np.asarray(scaled_matmul(*map(jnp.asarray, arrays), config=config))
+    a, b = (
+        x.astype(np.float64) * np.repeat(s.astype(np.float64), block, axis=1)
+        for x, s in zip(arrays[:2], arrays[2:], strict=True)
+    )
+    want = a @ b.T
+    assert found.dtype == BF and reference.relative_error(found, want) < 2**-8
+    np.testing.assert_allclose(found.astype(np.float64), want, rtol=2**-7, atol=1e-4 * np.abs(want).max())
+    return found
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "config"),
+    [
+        (128, 128, 128, MatmulConfig()),
+        (200, 136, 384, MatmulConfig(num_slots=2)),
+        (300, 520, 640, WIDE_PAIR),
+        (500, 304, 128, MatmulConfig(tile_n=256, num_slots=3)),
+        (700, 264, 768, MatmulConfig(pair=True, num_slots=3, tile_k=256)),
+    ],
+)
+def test_scaled_against_float64(kind, m, n, k, config):
+    """Every kind; tails of rows, columns and K; one accumulator and two; pairs; several tiles a block."""
+    check_scaled(scaled_operands(kind, m, n, k), SCALED[kind][3], config)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("config", [MatmulConfig(num_slots=2), WIDE_PAIR], ids=["block", "pair"])
+def test_scaled_every_schedule_gives_the_same(schedule, config):
+    arrays = scaled_operands("nvfp4", 1100, 300 + 4, 640)
+    first = check_scaled(arrays, 16, config)
+    with plgpu.simulator_params(plgpu.SimulatorParams(**schedule)):
+        np.testing.assert_array_equal(check_scaled(arrays, 16, config), first)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
+@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize(
+    "config", [MatmulConfig(num_slots=4), MatmulConfig(tile_n=256, num_slots=4, pair=True)], ids=["block", "pair"]
+)
+def test_scaled_machine_code(kernel_plan, compiled, arch, kind, config):
+    """No spill; a product for each 32 bytes of K and a copy for each four factors of 128 rows in the loop; four TMA copies."""
+    a_type, _, scale_type, block = SCALED[kind]
+    k, per_row = 4096, config.tile_k * (2 if a_type is F4 else 1) // block
+    arrays = [
+        jax.ShapeDtypeStruct((4096, n), t) for n, t in ((k, a_type), (k, a_type), *[(k // block, scale_type)] * 2)
+    ]
+    plan = kernel_plan(functools.partial(scaled_matmul, config=config), *arrays, arch=arch)
+    report = compiled(plan)
+    assert report.complaints() == [] and report.stack == 0
+    product = "UTCOMMA" if a_type is F4 else "UTCQMMA"
+    copies = per_row // 4 * (1 + config.tile_n // 128)
+    wanted = {product: config.tile_k // 32, "UTCCP": copies, "LDTM": config.tile_n // 32, "UTMALDG": 4, "UTCBAR": 2}
+    assert {k: report.mnemonics[k] for k in wanted} == wanted
+    assert plan.tmem_pair is config.pair and max(b.column + b.columns for b in plan.tmem.values()) <= 512
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda a, b, s, t: (a, b[:, :128], s, t), UnsupportedCall, r"it takes \(m, k\), \(n, k\), \(m, k / block\)"),
+        (lambda a, b, s, t: (a, b, s[:, :4], t[:, :4]), UnsupportedCall, "with 4 factors float8_e8m0fnu"),
+        (lambda a, b, s, t: (a, b.astype(BF), s, t), UnsupportedCall, "of float8_e4m3fn and bfloat16"),
+        (
+            lambda a, b, s, t: (a[:, :96], b[:, :96], s[:, :3], t[:, :3]),
+            UnsupportedCall,
+            "k is a multiple of 128, n of 8",
+        ),
+    ],
+)
+def test_scaled_bad_inputs(change, error, words):
+    with pytest.raises(error, match=words):
+        scaled_matmul(*change(*map(jnp.asarray, scaled_operands("mxfp8", 64, 64, 256))))
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        (MatmulConfig(tile_n=192, num_slots=2), UnsupportedCall, "factors come for 128 columns"),
+        (MatmulConfig(tile_n=256, num_slots=4, tile_k=128), ResourceExceeded, "slots with their factors take"),
+        (MatmulConfig(tile_n=256, num_slots=6, pair=True), ResourceExceeded, "columns of tensor memory, which has 512"),
+    ],
+)
+def test_scaled_bad_configs(config, error, words):
+    with pytest.raises(error, match=words):
+        scaled_matmul(*map(jnp.asarray, scaled_operands("nvfp4", 64, 64, 256)), config=config)
 
 
 def test_one_source_for_all_shapes(plan_of):

@@ -21,11 +21,14 @@ t = jnp.dtype(jnp.bfloat16)
 x = jax.ShapeDtypeStruct((512, 512), t)
 y = jax.ShapeDtypeStruct((1, 512, 2, 64), t)
 table = jax.ShapeDtypeStruct((3, 2, 3), jnp.int32)
-attention = attention100._kernel(1, 512, 2, 64, 2, t, attention100.AttentionConfig(), True, 1.0, True)
+attentions = [
+    attention100._kernel(1, 512, 2, 64, 64, 2, t, attention100.AttentionConfig(dynamic=d), True, 1.0, True, "sm_100a")
+    for d in (False, True)
+]
 for program, arch in (
     (matmul90._kernel(512, 512, t, matmul90.MatmulConfig()).program(x, x), "sm_90a"),
-    (matmul100._kernel(512, 512, 4, (t, t, t), matmul100.MatmulConfig()).program(x, x), "sm_100a"),
-    (attention.program(table, y, y, y), "sm_100a"),
+    (matmul100._kernel(512, 512, 4, (t, t, t), matmul100.MatmulConfig(), None, "sm_100a").program(x, x), "sm_100a"),
+    *((attention.program(table, y, y, y), "sm_100a") for attention in attentions),
 ):
     body = body_of(emit(build_plan(program, arch)))
     print("int64" in format_program(program), "long long" in body, "wgmma" in body or "tcgen05_mma" in body)
@@ -36,4 +39,7 @@ def test_no_64_bit_arithmetic() -> None:
     env = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [*["False", "False", "True"] * 2, "False", "True", "True"], "addresses of tables"
+    assert done.stdout.split() == [
+        *["False", "False", "True"] * 2,
+        *["False", "True", "True"] * 2,  # addresses of tables
+    ]

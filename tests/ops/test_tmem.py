@@ -262,3 +262,51 @@ def test_a_branch_of_some_warps_moves_their_lanes_only():
     want = x.copy()
     want[32:64] *= 2
     np.testing.assert_array_equal(got, want)
+
+
+# ---- loads that reduce -------------------------------------------------------------------------------------------------
+REDUCTIONS = {
+    "max": lambda x: x.max(1),
+    "min": lambda x: x.min(1),
+    "absmax": lambda x: np.abs(x).max(1),
+    "absmin": lambda x: np.abs(x).min(1),
+}
+
+
+def load_and_reduce(columns, dtype, reduce, start=0):
+    def body(x, o, r, t):
+        plgpu.async_store_tmem(t, plgpu.load(x, layout=Layout.TCGEN05_TMEM_NATIVE))
+        plgpu.commit_tmem()
+        value, extremum = plgpu.async_load_tmem(t.at[:, plgpu.ds(start, columns)], reduce=reduce)
+        plgpu.wait_load_tmem()
+        o[...] = value
+        r[...] = extremum
+
+    out = [jax.ShapeDtypeStruct((128, columns), dtype), jax.ShapeDtypeStruct((128,), dtype)]
+    return body, out, [plgpu.TMEM((128, 128), dtype)]
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [F, np.int32, np.uint32])
+@pytest.mark.parametrize(("columns", "start"), [(2, 6), (32, 0), (86, 2), (128, 0)])
+def test_loads_that_reduce(reduce, dtype, columns, start):
+    """The array and each row's extremum, of one instruction and of several; NaN gives NaN."""
+    if dtype is not F and reduce.startswith("abs"):
+        pytest.skip("integers have no magnitudes here; refused")
+    x = (random(128, 128) * 1000).astype(dtype)
+    if dtype is F:
+        x[5, 3 + start % 2] = x[77, start] = np.nan
+    body, out, scratch = load_and_reduce(columns, dtype, reduce, start)
+    got, extremum = run(body, x, out=out, scratch=scratch, arch="sm_103a", compile_for=("sm_103a",))
+    want = x[:, start : start + columns]
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(extremum, REDUCTIONS[reduce](want))
+
+
+def test_loads_that_reduce_as_instructions(compiled):
+    """Of 86 columns five loads, each with its extremum; four instructions, or two of three operands, put them together."""
+    body, out, scratch = load_and_reduce(86, F, "max")
+    program = plgpu.kernel(body, out, scratch_types=scratch).program(jax.ShapeDtypeStruct((128, 128), F))
+    report = compiled(build_plan(program, "sm_103a"))
+    maxima = [n for name, n in report.mnemonics.items() if name.startswith("FMNMX")]
+    assert report.mnemonics["LDTM"] == 5 and 2 <= sum(maxima) <= 4

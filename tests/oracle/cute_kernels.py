@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import tcgen05, warpgroup
 from cutlass.cute.nvgpu.common import OperandMajorMode
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
-from cutlass.utils import blackwell_helpers
+from cutlass.utils import blackwell_helpers, blockscaled_layout
 from numpy import ndarray
 
 DTYPES = {
@@ -409,3 +409,79 @@ def _pair(
 def pair_product(a_type: str, b_type: str, a_mn: bool, b_mn: bool, n: int) -> Compiled:
     """A kernel of one product of M = 256 over 128 bytes of K, from buffers as CuTe DSL itself lays them out for a pair."""
     return _compile("sm_100a", _pair, DTYPES[a_type], DTYPES[b_type], (int(a_mn), int(b_mn)), (256, n))
+
+
+# ---- block-scaled products ------------------------------------------------------------------------------------------
+SCALE_COLUMNS = (256, 320)  # of tensor memory, where the factors of A and of B begin
+SCALES = {"float8_e8m0fnu": cutlass.Float8E8M0FNU, "float8_e4m3fn": cutlass.Float8E4M3FN}
+
+
+@cute.kernel
+def _scaled_kernel(
+    types: cutlass.Constexpr,
+    block: cutlass.Constexpr,
+    blocks: cutlass.Constexpr,
+    mnk: cutlass.Constexpr,
+    a_layout: cute.ComposedLayout,
+    b_layout: cute.ComposedLayout,
+):
+    mma = _scaled_mma(types, block, blocks, mnk)
+    memory = SmemAllocator()
+    a, b = _allocate(memory, types[0], a_layout), _allocate(memory, types[1], b_layout)
+    a_fragment, b_fragment = mma.make_fragment_A(a), mma.make_fragment_B(b)
+    acc = mma.make_fragment_C(mma.partition_shape_C(mnk[:2]))
+    acc = cute.make_tensor(
+        cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16), acc.layout
+    )
+    group = tcgen05.CtaGroup.TWO if blocks == 2 else tcgen05.CtaGroup.ONE
+    scales = []
+    for side in cutlass.range_constexpr(2):
+        shared = (blockscaled_layout.make_smem_layout_sfa, blockscaled_layout.make_smem_layout_sfb)[side]
+        tensor = (blockscaled_layout.make_tmem_layout_sfa, blockscaled_layout.make_tmem_layout_sfb)[side]
+        layout = shared(mma, mnk, block, 1)
+        source = memory.allocate_tensor(types[2], layout, 1024)
+        place = cute.make_ptr(types[2], SCALE_COLUMNS[side], cute.AddressSpace.tmem, assumed_align=16)
+        target = cute.make_tensor(place, tensor(mma, mnk, block, cute.slice_(layout, (None, None, None, 0))))
+        source_c, target_c = cute.filter_zeros(source), cute.filter_zeros(target)
+        copy = tcgen05.make_s2t_copy(cute.make_copy_atom(tcgen05.Cp4x32x128bOp(group), types[2]), target_c)
+        mine = copy.get_slice(0)
+        words = tcgen05.get_s2t_smem_desc_tensor(copy, mine.partition_S(source_c))
+        cute.copy(copy, words[None, None, None, None, 0], mine.partition_D(target_c))
+        scales.append(target)
+    mma.set(tcgen05.Field.ACCUMULATE, True)
+    for step in cutlass.range_constexpr(cute.size(a_fragment, mode=[2])):
+        mma.set(tcgen05.Field.SFA, scales[0][None, None, step].iterator)
+        mma.set(tcgen05.Field.SFB, scales[1][None, None, step].iterator)
+        cute.gemm(mma, acc, a_fragment[None, None, step, 0], b_fragment[None, None, step, 0], acc)
+
+
+def _scaled_mma(types: tuple, block: int, blocks: int, mnk: tuple):
+    group = tcgen05.CtaGroup.TWO if blocks == 2 else tcgen05.CtaGroup.ONE
+    majors = (OperandMajorMode.K, OperandMajorMode.K)
+    return blackwell_helpers.make_blockscaled_trivial_tiled_mma(
+        types[0], types[1], *majors, types[2], block, group, mnk[:2]
+    )
+
+
+@cute.jit
+def _scaled(
+    stream,
+    types: cutlass.Constexpr,
+    block: cutlass.Constexpr,
+    blocks: cutlass.Constexpr,
+    mnk: cutlass.Constexpr,
+):
+    mma = _scaled_mma(types, block, blocks, mnk)
+    a_layout = blackwell_helpers.make_smem_layout_a(mma, mnk, types[0], 1)
+    b_layout = blackwell_helpers.make_smem_layout_b(mma, mnk, types[1], 1)
+    kernel = _scaled_kernel(types, block, blocks, mnk, a_layout, b_layout)
+    kernel.launch(grid=[blocks, 1, 1], block=[32, 1, 1], cluster=[blocks, 1, 1], stream=stream)
+
+
+def scaled_product(a_type: str, b_type: str, scale_type: str, block: int, m: int, n: int, k: int) -> Compiled:
+    """A kernel that copies the factors of A and B to tensor memory and multiplies m x n x k, K contiguous; m = 256: of a pair.
+
+    Each buffer starts at a multiple of 1024 bytes: A, B, the factors of A, those of B.
+    """
+    types = (NARROW[a_type], NARROW[b_type], SCALES[scale_type])
+    return _compile("sm_100a", _scaled, types, block, m // 128, (m, n, k))

@@ -7,6 +7,10 @@ import itertools
 import pytest
 
 from mosaic_gpu.codegen.encodings import Descriptor, Instruction, ScaledInstruction
+from mosaic_gpu.layouts.tmem import ScalesPart
+from mosaic_gpu.ops.tcgen05 import Scales
+from mosaic_gpu.ops.tcgen05_copies import ScalesCopy
+from mosaic_gpu.program import Affine
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 INT8 = ("int8", "uint8")
@@ -64,6 +68,7 @@ def test_scaled_8_bit_kind(cute, a_type, b_type):
         a_mn, b_mn = bool(n & 8), bool(n & 16)
         ours = ScaledInstruction("mxf8f6f4", a_type, b_type, "float8_e8m0fnu", m, n, a_id, b_id, a_mn, b_mn)
         assert ours.encode() == cute.scaled_descriptor("mxf8f6f4", ours)
+        assert ScaledInstruction.decode(ours.encode(), "mxf8f6f4") == ours
 
 
 @pytest.mark.parametrize("kind, scale_type", [("mxf4", "float8_e8m0fnu"), ("mxf4nvf4", "float8_e4m3fn")])
@@ -75,6 +80,7 @@ def test_scaled_4_bit_kinds(cute, kind, scale_type):
     ):
         ours = ScaledInstruction(kind, e2m1, e2m1, scale_type, m, n, a_id, b_id, False, False, *negate, sparse, wide)
         assert ours.encode() == cute.scaled_descriptor(kind, ours)
+        assert ScaledInstruction.decode(ours.encode(), kind) == ours
 
 
 def _check_compiled(cute, ptx, a_type, b_type, n, a_mn, b_mn, m=128):
@@ -130,3 +136,64 @@ def test_pairs_of_blocks(cute, ptx, a_type, b_type, n):
             for word in use.operands[1:3]:
                 d = Descriptor.decode(word)
                 assert d.version == 1 and d.encode() == word
+
+
+SCALED = (
+    *(("mxf8f6f4", a, b, "float8_e8m0fnu", 32) for a, b in itertools.product(FP8, FP8)),
+    ("mxf4nvf4", "float4_e2m1fn", "float4_e2m1fn", "float8_e8m0fnu", 32),
+    ("mxf4nvf4", "float4_e2m1fn", "float4_e2m1fn", "float8_e8m0fnu", 16),
+    ("mxf4nvf4", "float4_e2m1fn", "float4_e2m1fn", "float8_e4m3fn", 16),
+)
+
+
+@pytest.mark.parametrize("m, n, k", [(128, 128, 256), (128, 256, 512), (256, 256, 256), (256, 128, 256)])
+@pytest.mark.parametrize("kind, a_type, b_type, scale_type, block", SCALED)
+def test_scaled_products_as_compiled(cute, ptx, kind, a_type, b_type, scale_type, block, m, n, k):
+    """Descriptors and addresses of every copy of factors and of every product, of one block and of a pair, as our plan has them
+    for the same buffers: CuTe DSL's A, B and factors stand one behind the other, each at a multiple of 1024 bytes."""
+    compiled = cute.scaled_product(a_type, b_type, scale_type, block, m, n, k)
+    pair, share = m == 256, m // 128
+    per_row, per_step = k // block, (32 if kind == "mxf8f6f4" else 64) // block
+    width = k if kind == "mxf8f6f4" else k // 2  # bytes of a row
+    rows = (128, -(-n // 128) * 128)
+    sizes = (128 * width, n // share * width, rows[0] * per_row, rows[1] * per_row)
+    starts, at = [], 1024
+    for size in sizes:
+        starts.append(at)
+        at += -(-size // 1024) * 1024
+    parts = [ScalesPart(0, Affine(0), r, per_row) for r in rows]
+    scales = Scales(*parts, per_step)
+    copied = {
+        (column + cell, copy.descriptor(start + offset).encode())
+        for part, column, start in zip(parts, cute.SCALE_COLUMNS, starts[2:], strict=True)
+        for copy in [ScalesCopy(0, Affine(0), part, pair)]
+        for offset, cell in copy.steps
+    }
+    evaluator = ptx.Evaluator(1024)
+    uses = evaluator.run(compiled.ptx, "tcgen05.(mma|cp)")
+    copies = [u for u in uses if u.name.startswith("tcgen05.cp")]
+    assert {u.name for u in copies} == {f"tcgen05.cp.cta_group::{share}.32x128b.warpx4"}
+    assert {u.operands for u in copies} == copied and len(copies) == len(copied)
+    products = uses[len(copies) :]
+    assert len(products) == width // 32
+    for step, use in enumerate(products):
+        assert use.name.startswith(f"tcgen05.mma.cta_group::{share}.kind::{kind}.block_scale.block{block}")
+        id = scales.id(step)
+        ours = ScaledInstruction(kind, a_type, b_type, scale_type, m, n, id, id)
+        assert use.operands[3] == ours.encode() and ScaledInstruction.decode(ours.encode(), kind) == ours
+        places = tuple(
+            column + scales.cells(part, step) | id << 30 for part, column in zip(parts, cute.SCALE_COLUMNS, strict=True)
+        )
+        assert (use.operands[0], use.operands[4:6]) == (cute.TMEM_COLUMN, places)
+
+
+def test_scaled_words_that_mean_nothing():
+    good = ScaledInstruction("mxf8f6f4", *FP8, "float8_e8m0fnu", 128, 64).encode()
+    for bad in (good | 1 << 3, good | 1 << 6, good | 1 << 24, good | 1 << 31, good | 7 << 7):
+        with pytest.raises(ValueError, match="is no instruction descriptor of kind mxf8f6f4"):
+            ScaledInstruction.decode(bad, "mxf8f6f4")
+    e2m1 = "float4_e2m1fn"
+    good = ScaledInstruction("mxf4nvf4", e2m1, e2m1, "float8_e4m3fn", 128, 64).encode()
+    for bad in (good | 1 << 4, good | 1 << 29, good | 1 << 15):
+        with pytest.raises(ValueError, match="has K contiguous, and its scale ids are 0 or 2"):
+            ScaledInstruction.decode(bad, "mxf4nvf4")

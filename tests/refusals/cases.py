@@ -602,3 +602,100 @@ case("a print of something static", lambda a: jax.debug.print("{}", "text"), x(4
 # ---- accuracy ----------------------------------------------------------------------------------------------------------------
 EXACT = lax.Tolerance(atol=1e-12, rtol=0.0, ulps=0)
 case("an exponential without error", lambda a, c: c.__setitem__(..., lax.exp(a[...], accuracy=EXACT)), x(4), out=o(4))
+
+
+# ---- scale factors ------------------------------------------------------------------------------------------------------------
+E4, E8 = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
+SCALES = plgpu.TMEMLayout.SCALES_LAYOUT
+
+
+def scales(*shape: int, dtype: Any = E8, collective: bool = False) -> Any:
+    return plgpu.TMEM(shape, dtype, layout=SCALES, collective=collective)
+
+
+def scaled(a: Any = lambda a: a, first: Any = lambda x: x, second: Any = lambda x: x) -> Callable[..., None]:
+    return lambda m, s, u, f, g: plgpu.tcgen05_mma(m, a(s), transposed(u), a_scale=first(f), b_scale=second(g))
+
+
+F8_OPERANDS = [tmem(128), mma(128, 128, dtype=E4), mma(128, 128, dtype=E4)]
+F4_OPERANDS = [tmem(128), mma(128, 128, dtype=jnp.uint8), mma(128, 128, dtype=jnp.uint8)]
+FACTORS = [scales(128, 4), scales(128, 4)]
+case("factors of 64 rows", nothing, scratch=[scales(64, 4)], **NEW)
+case("factors of another type", nothing, scratch=[scales(128, 4, dtype=jnp.float8_e5m2)], **NEW)
+case("factors loaded as a matrix", lambda m: plgpu.async_load_tmem(m), scratch=[scales(128, 4)], **NEW)
+case(
+    "a matrix for factors",
+    scaled(),
+    scratch=[*F8_OPERANDS, scales(128, 4), plgpu.TMEM((128, 4), E8, packed=True)],
+    **NEW,
+)
+case(
+    "half of the factors",
+    scaled(first=lambda f: f.at[:, ds(0, 4)]),
+    scratch=[*F8_OPERANDS, scales(128, 8), scales(128, 4)],
+    **NEW,
+)
+case("factors of too many rows", scaled(), scratch=[*F8_OPERANDS, scales(256, 4), scales(128, 4)], **NEW)
+case("factors of bfloat16", scaled(), scratch=[tmem(128), mma(128, 64), mma(128, 64), *FACTORS], **NEW)
+case("mxfp8 in blocks of 16", scaled(), scratch=[*F8_OPERANDS, scales(128, 8), scales(128, 8)], **NEW)
+case("nvfp4 in blocks of 32", scaled(), scratch=[*F4_OPERANDS, *(scales(128, 8, dtype=E4) for _ in range(2))], **NEW)
+case("factors of two types", scaled(), scratch=[*F4_OPERANDS, scales(128, 16), scales(128, 16, dtype=E4)], **NEW)
+case(
+    "float4 contiguous along N",
+    lambda m, s, u, f, g: plgpu.tcgen05_mma(m, s, u, a_scale=f, b_scale=g),
+    scratch=[*F4_OPERANDS, scales(128, 8), scales(128, 8)],
+    **NEW,
+)
+case(
+    "factors and A in tensor memory",
+    scaled(),
+    scratch=[tmem(128), plgpu.TMEM((128, 128), E4, packed=True), F8_OPERANDS[2], *FACTORS],
+    **NEW,
+)
+case(
+    "factors and 64 rows",
+    scaled(),
+    scratch=[plgpu.TMEM((64, 128), F), mma(64, 128, dtype=E4), F8_OPERANDS[2], *FACTORS],
+    **NEW,
+)
+case(
+    "factors on Hopper",
+    lambda s, f: plgpu.async_copy_scales_to_tmem(s, f),
+    scratch=[smem(1, 1, 32, 16, dtype=E8), FACTORS[0]],
+)
+case(
+    "swizzled factors",
+    lambda s, f: plgpu.async_copy_scales_to_tmem(s, f),
+    scratch=[smem(1, 8, 32, 16, dtype=E8, tile=(32, 16)), scales(128, 32)],
+    **NEW,
+)
+
+# ---- loads that reduce --------------------------------------------------------------------------------------------------------
+case("a load that reduces, on sm_100a", lambda m: plgpu.async_load_tmem(m, reduce="max"), scratch=[tmem(64)], **NEW)
+case(
+    "a load that reduces 16-bit values",
+    lambda m: plgpu.async_load_tmem(m, reduce="max"),
+    scratch=[plgpu.TMEM((128, 64), BF, packed=True)],
+    arch="sm_103a",
+)
+
+
+# ---- cluster launch control ---------------------------------------------------------------------------------------------------
+RESULT = plgpu.TryClusterCancelResult()
+ASK = [RESULT, plgpu.Barrier()]
+case("launch control on Hopper", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK)
+case("launch control in a cluster", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK, **CLUSTER)
+case(
+    "launch control of an axis that is none",
+    lambda r, b: plgpu.query_cluster_cancel(r, "x"),
+    scratch=ASK,
+    grid=(2,),
+    grid_names=("g",),
+    **NEW,
+)
+case(
+    "an answer in a part of other memory",
+    lambda r, b: plgpu.try_cluster_cancel(r.at[ds(0, 4)], b),
+    scratch=[smem(8, dtype=jnp.int32), plgpu.Barrier()],
+    **NEW,
+)

@@ -22,7 +22,7 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return library
 
 
-@pytest.mark.parametrize("name", ["test_launches.py", "test_refusals.py", "test_through_jax.py"])
+@pytest.mark.parametrize("name", ["test_bundle.py", "test_launches.py", "test_refusals.py", "test_through_jax.py"])
 def test_against_a_fake_driver(fake_driver: pathlib.Path, name: str) -> None:
     environment = os.environ | {"MOSAIC_GPU_LIBCUDA": str(fake_driver), "JAX_PLATFORMS": "cpu"}
     inner = subprocess.run(

@@ -392,6 +392,20 @@ _("no fence around the hand-back", "F6", barrier("drained", orders_tensor_core=F
 _("handed back before the load", "F6", move(HANDED, before=LOAD), RACE, LOAD, MMA)
 _("one arrival for two blocks", "C8", barrier("drained", num_arrivals=2), DEADLOCK, DRAINED, READY, EMPTY)
 
+# ---- sm100_scaled: factors of block-scaled operands ---------------------------------------------------------------------
+_ = _of("sm100_scaled")
+FACTORS = "async_copy_scales_to_tmem*"
+_("factors are not copied", "F8", delete(f"{FACTORS[:-1]} b_factors"), UNREAD, MMA)
+_("factors are copied behind the product", "F8", move(MMA, before=f"{FACTORS[:-1]} a_factors"), UNREAD, MMA, FACTORS)
+_("factors are overwritten in use", "F2", delete(f"when({EMPTY}#1)"), (*RACE, *MISUSE), FACTORS, MMA)
+_("no fence before factors are overwritten", "F2", barrier("empty", orders_tensor_core=False), RACE, FACTORS, MMA)
+_("factors are not waited for", "F14", param("copy_gmem_to_smem b_scales", leader=None), (*UNREAD, *MISUSE, *DEADLOCK), FACTORS,
+  FULL, "copy_gmem_to_smem b_scales")
+_("operands are not waited for", "F14", delete(FULL), UNREAD, MMA, FACTORS)
+_("the producers do not wait", "F13", delete(f"when({EMPTY}#0)"), (*OVERRUN, *DEADLOCK), A, B, "copy_gmem_to_smem*", MMA, FACTORS)
+_("the first step accumulates", "F15", guard(MMA, -1), ("UninitializedRead",), MMA)
+_("the result is not waited for", "F4", delete(READY), UNREAD, LOAD, MMA)
+
 # ---- sm100_attention: scores, probabilities and output in tensor memory -------------------------------------------------
 _ = _of("sm100_attention")
 SCORES, PV = "tcgen05_mma scores*", "tcgen05_mma out*"
@@ -418,6 +432,28 @@ _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, 
 _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, PV, "copy_gmem_to_smem v_tile*")
 _("K is never released", "J", delete("tcgen05_commit_arrive k_empty*"), DEADLOCK, *ANY)
 _("no commit_smem", "B4", delete("commit_smem*"), RACE, "copy_smem_to_gmem*", "swap o_tile*")
+_("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
+  "copy_smem_to_gmem*")
+
+# ---- sm100_attention_pair: two blocks, one query tile each, parts of P -----------------------------------------------------
+_ = _of("sm100_attention_pair")
+_("the other block's P is not waited for", "F14", barrier("p_full", collective_axes=()), (*RACE, *UNREAD, *MISUSE), PV, SCORES,
+  TSTORES, TLOADS, *ANY)
+_("the other block's output is multiplied while it is rescaled", "F14", barrier("o_ready", collective_axes=()),
+  (*RACE, *MISUSE), PV, TLOADS, TSTORES, *ANY)
+_("the second part of P is not waited for", "F7", delete("barrier_wait p_full#3", "barrier_wait p_full#1"),
+  (*RACE, *UNREAD, *MISUSE), PV, SCORES, TSTORES, TLOADS, *ANY)
+_("a part is multiplied before it is stored", "F7", delete("commit_tmem*"), RACE, PV, SCORES, TSTORES, TLOADS)
+_("the next scores overwrite P in use", "F3", delete("barrier_wait pv_done#1", "barrier_wait pv_done#0"), (*RACE, *MISUSE),
+  SCORES, PV, *ANY)
+_("the other block is not told that Q is free", "F13", param("tcgen05_commit_arrive q_empty*", collective_axes=()), DEADLOCK,
+  *ANY)
+_("the other block is not told that K is free", "F13", param("tcgen05_commit_arrive k_empty*", collective_axes=()), DEADLOCK,
+  *ANY)
+_("the other block's K is not waited for", "F14", param("copy_gmem_to_smem k_tile*", leader=None),
+  (*UNREAD, *MISUSE, *DEADLOCK), SCORES, "copy_gmem_to_smem k_tile*", *ANY)
+_("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, PV)
+_("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), (*OVERRUN, *DEADLOCK), PV, "copy_gmem_to_smem v_tile*")
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
   "copy_smem_to_gmem*")
 

@@ -35,6 +35,8 @@ EQUIVALENT: dict[str, str] = {
     "sm100_matmul: wait_smem_to_gmem#1: wait_read_only -> True": _END,
     "sm100_pair: wait_smem_to_gmem#2: wait_read_only -> True": _END,
     "sm100_pair: delete wait_load_tmem#0": _LATER_WAIT,
+    "sm100_scaled: wait_smem_to_gmem#2: wait_read_only -> True": _END,
+    "sm100_scaled: delete wait_load_tmem#0": _LATER_WAIT,
     "handoff: when(named_barrier_arrive free): lt 3 -> lt 4": "G2: one arrival more, for which nobody waits",
     "relay: when(barrier_arrive free): lt 3 -> lt 4": "C6: one phase more, for which nobody waits",
     "through_memory: when(barrier_wait free): lt 2 -> lt 3": "J: the last tile is handed back, too",
@@ -62,6 +64,18 @@ EQUIVALENT: dict[str, str] = {
                     for n in (0, 2)
                 },
                 **{f"delete wait_load_tmem#{i}": _LATER_WAIT for i in (6, 7, 8)},
+            },
+            "sm100_attention_pair": {
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
+                **{f"when(barrier_wait k_empty#0): ge 2 -> ge {n}": _FIRST_OF_TILE for n in (1, 3)},
+                "when(barrier_wait row_empty#0): gt 0 -> gt 1": _FIRST_OF_TILE,
+                "when(barrier_wait row_empty#1): gt 0 -> gt -1": _FIRST_OF_TILE,
+                **{f"when(barrier_wait row_empty#2): gt 0 -> gt {n}": _FIRST_OF_TILE for n in (1, -1)},
+                **{f"when(tcgen05_commit_arrive q_empty#0): eq 1 -> eq {n}": _NOT_RUN for n in (0, 2)},
+                "delete tcgen05_commit_arrive q_empty#0": _NOT_RUN,
+                **{f"when(barrier_wait pv_done#1): gt 1 -> gt {n}": _NOT_RUN for n in (0, 2)},
+                **{f"accumulate of tcgen05_mma out probabilities v_tile#2: eq 1 -> eq {n}": _NOT_RUN for n in (0, 2)},
+                "delete wait_load_tmem#4": _LATER_WAIT,
             },
             "attention": {
                 "wait_smem_to_gmem#2: wait_read_only -> True": _END,
@@ -183,6 +197,11 @@ VALUE: dict[str, str] = {
     "sm100_matmul: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     **{f"sm100_attention: tcgen05_mma scores q_tile k_tile#{i}: slot of q_tile +1": _OTHER_Q100 for i in (1, 2)},
     "sm100_pair: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
+    "sm100_scaled: accumulate of tcgen05_mma acc a_tile b_tile a_factors b_factors: gt 0 -> gt 1": (
+        "the second step overwrites the first"
+    ),
+    "sm100_scaled: for(barrier_wait ready): lower bound +1": "the tiles go where those behind them belong",
+    "sm100_scaled: for(barrier_wait ready): upper bound -1": _LEFT_OUT,
     "sm100_matmul: for(barrier_wait ready): lower bound +1": "the tiles go where those behind them belong",
     "sm100_pair: for(barrier_wait ready): lower bound +1": "the tiles go where those behind them belong",
     "sm100_matmul: for(barrier_wait ready): upper bound -1": _LEFT_OUT,

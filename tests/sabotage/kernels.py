@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from mosaic_gpu.kernels.sm90 import attention as attention90
@@ -60,6 +61,9 @@ def sm90_matmul_pair() -> Any:
     return kernel, "sm_90a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), {}
 
 
+FLOAT8 = ml_dtypes.float8_e4m3fn
+
+
 def _matmul100(rows: int, columns: int, config: matmul100.MatmulConfig) -> Any:
     a, b = random(1, rows, 320), random(2, 320, columns)
 
@@ -69,8 +73,12 @@ def _matmul100(rows: int, columns: int, config: matmul100.MatmulConfig) -> Any:
         ):  # one block, or pair, takes all tiles
             return matmul100.matmul(*arrays, config=config)
 
-    names = {f"bars[{i}]": name for i, name in enumerate(("full", "empty", "ready", "drained"))}
-    return kernel, "sm_100a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), names
+    return kernel, "sm_100a", (a, b), ((f32(a) @ f32(b)).astype(BF16),), _named100(0)
+
+
+def _named100(first: int, *more: str) -> dict[str, str]:
+    names = ("o", "a_tile", "b_tile", "o_tile", "acc", "full", "empty", "ready", "drained", *more)
+    return {f"rest[{first + i}]": name for i, name in enumerate(names)}
 
 
 @maker
@@ -86,22 +94,35 @@ def sm100_pair() -> Any:
 
 
 @maker
-def sm100_attention() -> Any:
-    """Two pairs of query tiles, one after the other, and so many key blocks that every barrier comes round again."""
+def sm100_scaled() -> Any:
+    """mxfp8 by a pair of blocks with two accumulators, four tiles: factors of A and B in rings of shared and tensor memory."""
+    config = matmul100.MatmulConfig(tile_n=128, num_slots=2, pair=True)
+    rng, (m, n, k) = np.random.default_rng(5), (1024, 128, 640)
+    a, b = random(1, m, k, dtype=FLOAT8), random(2, n, k, dtype=FLOAT8)
+    scales = [
+        rng.integers(126, 129, (rows, k // 32)).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu) for rows in (m, n)
+    ]
+
+    def kernel(*arrays: jax.Array) -> Any:
+        with mock.patch.object(matmul100, "multiprocessors", lambda: config.blocks):
+            return matmul100.scaled_matmul(*arrays, config=config)
+
+    wide = [f32(x) * np.repeat(f32(s), 32, axis=1) for x, s in zip((a, b), scales, strict=True)]
+    names = _named100(2, "a_scales", "b_scales", "a_factors", "b_factors")
+    return kernel, "sm_100a", (a, b, *scales), ((wide[0] @ wide[1].T).astype(BF16),), names
+
+
+def _attention100(**options: Any) -> Any:
+    """Two tiles of a block or pair, one after the other, and so many key blocks that every barrier comes round again."""
+    config = attention100.AttentionConfig(tile_k=64, kv_slots=2, rescale_threshold=0.5, **options)
     rng, keys, d = np.random.default_rng(3), 320, 64
-    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (512, keys, keys))
+    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (2 * config.rows, keys, keys))
     # Later blocks have larger scores, so that the output is rescaled.
     k = (f32(k) * np.linspace(1, 0.5, keys)[None, :, None, None]).astype(BF16)
 
     def kernel(*arrays: jax.Array) -> Any:
-        with mock.patch.object(attention100, "multiprocessors", lambda: 1):
-            return attention100.attention(
-                *arrays,
-                config=attention100.AttentionConfig(tile_k=64, kv_slots=2, rescale_threshold=0.5),
-                causal=False,
-                scale=0.25,
-                return_lse=False,
-            )
+        with mock.patch.object(attention100, "multiprocessors", lambda: config.blocks):
+            return attention100.attention(*arrays, config=config, causal=False, scale=0.25, return_lse=False)
 
     scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * 0.25
     p = np.exp(scores - scores.max(1, keepdims=True))
@@ -113,6 +134,18 @@ def sm100_attention() -> Any:
     every += ("s_full", "p_full", "o_ready", "pv_done")
     names |= {f"rest[7]['{name}']": name for name in every}
     return kernel, "sm_100a", (q, k, v), (out[None, :, None],), names
+
+
+@maker
+def sm100_attention() -> Any:
+    """Two query tiles in flight."""
+    return _attention100()
+
+
+@maker
+def sm100_attention_pair() -> Any:
+    """A pair of blocks with a query tile each, two buffers of scores in turn, probabilities in two parts."""
+    return _attention100(pair=True, query_tiles=1, p_parts=2)
 
 
 def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:

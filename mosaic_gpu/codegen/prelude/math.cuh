@@ -175,6 +175,8 @@ DI float min_nan(float a, float b) {
 // ---- integers
 
 DI int ceil_div(int a, int b) { return (a + b - 1) / b; }
+DI u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
+DI u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
 DI int max_int(int a, int b) { return a > b ? a : b; }
 DI int min_int(int a, int b) { return a < b ? a : b; }
 

@@ -59,6 +59,36 @@ MOSAIC_TCGEN05_MMA(tcgen05_mma_i8_ts, "i8", u32, "r", "[%1]")
 #undef MOSAIC_TCGEN05_MMA
 #undef MOSAIC_TCGEN05_MMA_GROUP
 
+// tcgen05_mma_<kind>_ss(d, a, b, idesc, accumulate, a_scale, b_scale): the same with scale factors in tensor memory, one for
+// each 32 (mxf8, mxf4) or 16 (nvf4) elements of K.
+#define MOSAIC_TCGEN05_SCALED_GROUP(group, kind)                                                               \
+  asm volatile("{\n.reg .pred accumulate;\nsetp.ne.u32 accumulate, %4, 0;\n"                                   \
+               "tcgen05.mma.cta_group::" group ".kind::" kind " [%0], %1, %2, %3, [%5], [%6], accumulate;\n}" ::"r"(d), \
+               "l"(a), "l"(b), "r"(idesc), "r"(accumulate), "r"(a_scale), "r"(b_scale)                         \
+               : "memory")
+#define MOSAIC_TCGEN05_SCALED(name, kind)                                                                      \
+  template <int GROUP = 1>                                                                                     \
+  DI void name(u32 d, u64 a, u64 b, u32 idesc, u32 accumulate, u32 a_scale, u32 b_scale) {                     \
+    if constexpr (GROUP == 1)                                                                                  \
+      MOSAIC_TCGEN05_SCALED_GROUP("1", kind);                                                                  \
+    else                                                                                                       \
+      MOSAIC_TCGEN05_SCALED_GROUP("2", kind);                                                                  \
+  }
+MOSAIC_TCGEN05_SCALED(tcgen05_mma_mxf8_ss, "mxf8f6f4.block_scale.block32")
+MOSAIC_TCGEN05_SCALED(tcgen05_mma_mxf4_ss, "mxf4nvf4.block_scale.block32")
+MOSAIC_TCGEN05_SCALED(tcgen05_mma_nvf4_ss, "mxf4nvf4.block_scale.block16")
+#undef MOSAIC_TCGEN05_SCALED
+#undef MOSAIC_TCGEN05_SCALED_GROUP
+
+// Copies 32 rows of 16 bytes to 4 columns of each quarter of the lanes.
+template <int GROUP = 1>
+DI void tcgen05_copy_scales(u32 to, u64 from) {
+  if constexpr (GROUP == 1)
+    asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
+  else
+    asm volatile("tcgen05.cp.cta_group::2.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
+}
+
 // The barrier gets one arrival when everything this thread has issued so far is done. Includes the fence before it.
 template <int GROUP = 1>
 DI void tcgen05_commit(u32 bar) {
