@@ -20,17 +20,18 @@ class MemoryEmitter(ValueEmitter):
 
     plan: Plan
     single_thread: bool
-    overtakes = False  # whether the role has wgmma under way, behind which loads may wait longer than arrivals do
+    overtakes = False  # whether the role has wgmma, behind which a load may wait longer than an arrival does
 
     def __init__(self) -> None:
         super().__init__()
-        self.loaded: list[tuple[int, str]] = []  # (depth of their block, sum) of loads since an arrival
+        self.loaded: list[tuple[int, str]] = []  # (depth of their block, sum) of ldmatrix since an arrival
 
     def after_loads(self, depth: int = 0) -> None:
-        """Nothing that comes after is done before the loads of blocks as deep as this have brought their values.
+        """Nothing that comes after is done before ldmatrix, in blocks as deep as this, has brought its values.
 
-        An arrival says that the slot may be written again.  On an H200 one that followed ldmatrix, with a product under way,
-        was seen before the loads had read; PTX orders them (ISA 8.9), but ptxas emits no wait.
+        An arrival says that the slot may be written again.  PTX orders it behind the loads (ISA 8.9), but ptxas emits no wait for
+        them, and an H200 gave other bits from run to run where ldmatrix came behind a wgmma under way and the slot's refill
+        was already waiting (docs/performance.md).
         """
         for at, values in self.loaded:
             if at >= depth:
@@ -124,7 +125,6 @@ class MemoryEmitter(ValueEmitter):
         assert layout is not None  # what goes to memory is never one value for all elements
         shared: SharedLayout = buffer.layout
         if self._matrices(view, x, layout, shared, buffer.offset, store):
-            self._note_load(x, store, 4)
             return
         width = shared_vector(layout, view, shared)
         name = f"o{self.fresh()}"
@@ -141,14 +141,6 @@ class MemoryEmitter(ValueEmitter):
                     coordinates.append(self.affine(index.start))
             place = f"shared + {self.shared_offset(shared, buffer.offset, coordinates)}"
             self._move(place, x, i, width, store)
-        self._note_load(x, store, max(together(width, x.dtype) // (2 if x.dtype in PACKED else 1), 1))
-
-    def _note_load(self, x: Operand, store: bool, width: int) -> None:
-        """Loads from shared memory, an instruction for each `width` registers of an array."""
-        if self.overtakes and not store and isinstance(x, Value):
-            own = (f"{self.name(x)}[{i}]" for i in range(0, self.registers(x), width))
-            bits = [r if x.dtype in PACKED or c_type(x.dtype) != "float" else f"as_u32({r})" for r in own]
-            self.loaded.append((self.depth, " + ".join(f"__uint_as_float((u32)({r}))" for r in bits)))
 
     def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View) -> None:
         """Where this thread's first register lies along each kept dimension of the buffer."""
@@ -224,6 +216,9 @@ class MemoryEmitter(ValueEmitter):
                 first = mi * (n // 4) + 4 * j
                 registers = ", ".join(f"{packed}[{first + k}]" for k in range(4))
                 self.line(f"stmatrix_x4({place}, {registers});" if store else f"ldmatrix_x4({registers}, {place});")
+        if self.overtakes and not store:
+            first_of_each = range(0, self.registers(x), 4)
+            self.loaded.append((self.depth, " + ".join(f"__uint_as_float({packed}[{i}])" for i in first_of_each)))
         return True
 
     # ---- global memory ----------------------------------------------------------------------------------------------------
@@ -253,11 +248,7 @@ class MemoryEmitter(ValueEmitter):
         width = global_vector(layout, view, x.dtype)
         last = len(view.dims) - 1
         along = view.kept.index(last) if last in view.kept else None  # neighbours in memory
-        # Columns that the shapes show to be inside need no test: code is shared by calls whose shapes show the same.  Rows keep
-        # theirs: without any branch behind a wait for wgmma, ptxas serialises the products (C7511).
-        row = view.dims[last]
-        sure = row.start.static and row.start.const + ((row.size or 1) - 1) * row.stride < view.ref.shape[last]
-        if along is not None and not sure:
+        if along is not None:
             self.line(f"int {name}_left = {self.runtime_dim(access.input, last)} - {name}_{along};")
         groups: dict[tuple[int, ...], list[int]] = {}
         for i in range(0, layout.registers, width):
@@ -279,7 +270,7 @@ class MemoryEmitter(ValueEmitter):
             self.line(f"{stored_type(x.dtype)}* {pointer} = {start}; bool {test} = {' && '.join(inside) or 'true'};")
             for i in registers:
                 shift = layout.register_part(i)[along] * view.dims[last].stride if along is not None else 0
-                there = test if along is None or sure else f"{test} && {shift} < {name}_left"
+                there = test if along is None else f"{test} && {shift} < {name}_left"
                 self._global_move(x, i, width, f"{pointer} + {shift}", there, store)
 
     def _global_move(self, x: Value, i: int, width: int, place: str, test: str, store: bool) -> None:

@@ -38,7 +38,9 @@ def matrix(module: Any, dtype: Any, arch: str, fields: dict[str, Any] | None = N
 
 
 def attention(dtype: Any, d: int, causal: bool, fields: dict[str, Any]) -> Plan:
-    config = dataclasses.replace(attention90.default_config(d), **fields)
+    # The options are those of tests/gpu/test_kernels.py, beside that file's defaults.
+    config = attention90.AttentionConfig(**{"block_kv": 64 if d > 128 else 128, **fields}) if fields else None
+    config = config or attention90.default_config(d)
     q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
     table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
     kernel = attention90._kernel(1, 300, 4, d, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True)
