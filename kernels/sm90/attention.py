@@ -316,20 +316,19 @@ def _kernel(
                         end_scores(done, next_needed == 1, 1)
                         new_p, new_top, new_sums = first_softmax(s_acc[...], next_tile, next_needed)
                         end_values(done - 1)
-                        packed = new_p.astype(dtype)
-                        write_out(acc, turn, tile, top, total)
-                        acc[...] = jnp.zeros((ROWS, wide), jnp.float32)
-                        return packed, new_top, new_sums
+                        return new_p.astype(dtype), new_top, new_sums
 
                     return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
                 def end() -> Any:
                     start_values(acc, p, done - 1)
                     end_values(done - 1)
-                    write_out(acc, turn, tile, top, total)
                     return old_q, p, top, sums
 
-                return turn + 1, next_tile, done, *lax.cond(next_tile >= 0, go_on, end)
+                state = lax.cond(next_tile >= 0, go_on, end)
+                write_out(acc, turn, tile, top, total)
+                acc[...] = jnp.zeros((ROWS, wide), jnp.float32)
+                return turn + 1, next_tile, done, *state
 
             acc[...] = jnp.zeros((ROWS, wide), jnp.float32)
             state = plgpu.run_scoped(first, plgpu.ACC((ROWS, keys)))

@@ -78,7 +78,7 @@ EQUIVALENT: dict[str, str] = {
                 "delete wait_load_tmem#4": _LATER_WAIT,
             },
             "attention": {
-                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
                 "when(barrier_arrive q_empty#0): eq 1 -> eq 2": _NOT_RUN,
                 "when(barrier_arrive q_empty#0): eq 1 -> eq 0": _NOT_RUN,
                 "delete barrier_arrive q_empty#0": _NOT_RUN,
@@ -98,7 +98,7 @@ EQUIVALENT: dict[str, str] = {
                 },
             },
             "attention_causal": {
-                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
                 "when(barrier_arrive q_empty#0): eq 1 -> eq 2": _NOT_RUN,
                 "when(barrier_arrive q_empty#0): eq 1 -> eq 0": _NOT_RUN,
                 "delete barrier_arrive q_empty#0": _NOT_RUN,
@@ -118,7 +118,7 @@ EQUIVALENT: dict[str, str] = {
                 },
             },
             "attention_registers": {
-                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
                 "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#1": _V_COVERS_K,
                 "wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
@@ -138,7 +138,7 @@ EQUIVALENT: dict[str, str] = {
                 },
             },
             "attention_ones": {
-                "wait_smem_to_gmem#2: wait_read_only -> True": _END,
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
                 "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
