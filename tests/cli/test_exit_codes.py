@@ -25,8 +25,8 @@ ARG = ("--arg", "f32[64,64]")
 REFUSED = {
     "doctor": ("--sorted",),
     "demo": ("--shape", "b1"),
-    "compile": ("kernels.py:unknown", *ARG),
-    "simulate": ("kernels.py:unknown", *ARG),
+    "compile": ("own_kernels.py:unknown", *ARG),
+    "simulate": ("own_kernels.py:unknown", *ARG),
     "ops": ("--arch", "sm_80"),
     "explain-call": ("--grid", "x"),
     "bench attention": ("--quick",),
@@ -45,6 +45,9 @@ REFUSED = {
     "tune prune": ("--keep",),
     "tune validate": ("none.json",),
     "tune export": ("--what",),
+    "tune savings": ("none.json", "none.json"),
+    "check": ("nowhere.py:kernel",),
+    "verify-device": ("none.zip",),
 }
 
 
@@ -58,7 +61,7 @@ def folder(tmp_path, monkeypatch):
         o[...] = jax.lax.digamma(x[...])
     """
     calls = "\nimport jax.numpy as jnp\n{}(jnp.ones((64, 64), jnp.float32))\n"
-    (tmp_path / "kernels.py").write_text(HANDOVER + textwrap.dedent(more))
+    (tmp_path / "own_kernels.py").write_text(HANDOVER + textwrap.dedent(more))
     (tmp_path / "calls.py").write_text(HANDOVER + textwrap.dedent(more) + calls.format("clean"))
     (tmp_path / "calls_wrong.py").write_text(HANDOVER + textwrap.dedent(more) + calls.format("wrong"))
     (tmp_path / "jits_wrong.py").write_text(HANDOVER + textwrap.dedent(more) + calls.format("jax.jit(wrong)"))
@@ -117,7 +120,7 @@ def test_a_bug_and_what_jax_wraps(verb, monkeypatch, tmp_path) -> None:
 
 @pytest.mark.parametrize(("kernel", "code"), [("clean", 0), ("wrong", 1), ("unknown", 2), ("nosuch", 2)])
 def test_simulate(verb, folder, kernel: str, code: int) -> None:
-    result = verb("simulate", f"kernels.py:{kernel}", *ARG, "--schedules", 0, "--no-compile")
+    result = verb("simulate", f"own_kernels.py:{kernel}", *ARG, "--schedules", 0, "--no-compile")
     assert result.exit_code == code, result.output
 
 
