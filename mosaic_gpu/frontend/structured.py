@@ -15,7 +15,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..errors import Line, UnsupportedCall
-from ..program import Equation, Literal, Operand, Region, View
+from ..program import Equation, Literal, Operand, Region, Value, View
 from .gathers import GATHERS
 from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
 from .primitives import TreeOf, literal
@@ -42,8 +42,18 @@ def _swap(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     if has_index_array(e, 2):
         put_indexed(tr, e, out, line)
         return
-    view = _views(tr, e, 2, line)
-    out.append(Equation("swap", (view, tr.read(e.invars[1])), tr.define(e.outvars), (), (), line))
+    _store(tr, _views(tr, e, 2, line), tr.read(e.invars[1]), tr.define(e.outvars), out, line)
+
+
+def _store(
+    tr: Tracer, view: View, x: Operand, results: tuple[Value, ...], out: list[Equation], line: Line | None
+) -> None:
+    """In the body of a `pallas_call` all threads meet before and after: its author chose no layouts, so cannot know which
+    thread reads what another wrote."""
+    meet = (
+        [Equation("commit_smem", (), (), (), (), line)] if tr.block and view.space.kind == "smem" and view.shape else []
+    )
+    out += [*meet, Equation("swap", (view, x), results, (), (), line), *meet]
 
 
 def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -54,7 +64,7 @@ def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> No
     old, new = tr.fresh(view.shape, view.dtype), tr.fresh(view.shape, view.dtype)
     out.append(Equation("get", (view,), (old,), (), (), line))
     out.append(Equation("add", (old, x), (new,), (), (), line))
-    out.append(Equation("swap", (view, new), (), (), (), line))
+    _store(tr, view, new, (), out, line)
 
 
 def _cond(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:

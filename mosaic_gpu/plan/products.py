@@ -96,7 +96,7 @@ class _Rewriter:
             elif e.op == "dot_general":
                 out += self.wgmma(e, loaded) or self.in_place(e, loaded) or [e]
                 continue
-            elif not (e.op in DEAD_IF_UNUSED or OPS[e.op].pure or e.op in (*LOADS, "num_programs")):
+            elif not (e.op in DEAD_IF_UNUSED or e.op in (*LOADS, "num_programs") or (e.op in OPS and OPS[e.op].pure)):
                 loaded = {}
             regions = tuple(Region(r.inputs, self.region(r.equations), r.outputs) for r in e.regions)
             out.append(e.with_(regions=regions))
