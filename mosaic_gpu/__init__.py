@@ -6,7 +6,7 @@ The names, by topic (each is documented where it is defined):
 
 - kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, program_id, num_programs
 - numbers: ds, cdiv, div, rem, dim_size, exp2_fma
-- memory: GMEM, SMEM, TMEM, ACC, RefUnion, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
+- memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
@@ -38,6 +38,7 @@ _WHERE = {
     "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop"),
     "frontend.kernel": ("kernel",),
     "frontend.loops": ("cdiv", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
+    "frontend.peers": ("cluster_ref",),
     "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "RefUnion", "SMEM", "TMEM"),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
     from .frontend.memory import ClusterBarrier as ClusterBarrier
     from .frontend.memory import NamedBarrier as NamedBarrier
     from .frontend.memory import RefUnion as RefUnion
+    from .frontend.peers import cluster_ref as cluster_ref
     from .layouts.registers import Layout as Layout
     from .memory import SwizzleTransform as SwizzleTransform
     from .memory import TilingTransform as TilingTransform

@@ -107,6 +107,7 @@ class Hazards:
 
     def shared(
         self,
+        owner: BlockHazards,
         step: Step,
         access: RefAccess,
         value: Operand,
@@ -114,10 +115,10 @@ class Hazards:
         write: bool,
         bytes_of: Callable[[], Array],
     ) -> None:
-        """An ordinary load or store in shared memory."""
+        """An ordinary load or store in the shared memory of `owner`."""
         regions = self.tables.smem.footprint((id(access.view), starts), bytes_of)
         same = self.tables.thread_map(self.role, step, access, value, starts, write)
-        note = self.block.smem.write if write else self.block.smem.read
+        note = owner.smem.write if write else owner.smem.read
         note(regions, self._generic(step, write, same), self.clock.known())
 
     def global_note(
