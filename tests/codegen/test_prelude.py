@@ -48,8 +48,15 @@ CALLS: dict[str, list[str]] = {
         "cluster_wait()",
         "u[0] = cluster_rank()",
         "u[1] = cluster_address(u[0], 1)",
+        "u[2] += *shared_of_block(memory, 1)",
     ],
-    "fences": ["fence_proxy_async_shared()", "fence_proxy_async()", "fence_cluster()", "fence_gpu()"],
+    "fences": [
+        "fence_proxy_async_shared()",
+        "fence_proxy_async_cluster()",
+        "fence_proxy_async()",
+        "fence_cluster()",
+        "fence_gpu()",
+    ],
     "griddep": ["griddepcontrol_wait()", "griddepcontrol_launch_dependents()"],
     "registers": ["set_max_registers_decrease<40>()", "set_max_registers_increase<160>()"],
     "math": [

@@ -134,7 +134,11 @@ def read_by_tma(fence=True, arch="sm_90a"):
 
     x = given(2, 64, 64)
     plan = planned(
-        body, out(*x.shape), x, arch=arch, scratch_types=[plgpu.SMEM((64, 64), F), plgpu.ClusterBarrier(collective_axes="c")]
+        body,
+        out(*x.shape),
+        x,
+        arch=arch,
+        scratch_types=[plgpu.SMEM((64, 64), F), plgpu.ClusterBarrier(collective_axes="c")],
     )
     return plan, x
 
@@ -279,7 +283,11 @@ def test_arguments_that_are_no_shared_memory():
     with pytest.raises(TypeError, match="cluster_ref: ref must be"):
         refused(lambda x, o, tile, full, met: plgpu.cluster_ref(full, {"c": 0}))
     with pytest.raises(UnsupportedCall, match="a peer's already"):
-        refused(lambda x, o, t, *_: plgpu.debug_print("{}", plgpu.cluster_ref(plgpu.cluster_ref(t, {"c": 0}), {"c": 1})[0, 0]))
+        refused(
+            lambda x, o, t, *_: plgpu.debug_print(
+                "{}", plgpu.cluster_ref(plgpu.cluster_ref(t, {"c": 0}), {"c": 1})[0, 0]
+            )
+        )
 
 
 def test_an_index_that_is_known_late():
