@@ -50,7 +50,7 @@ def _of(plan: Plan, role: Role, block: Block) -> Iterator[SharedAccess]:
             e.op in ("get", "load", "swap")
             and step.data.kind == "smem"
             and not step.data.scalar
-            and not e.operands[0].peer
+            and not step.data.view.peer
         ):
             view, buffer = step.data.view, plan.buffers[step.data.view.ref.id]
             for op, value in (("load", e.results[0] if e.results else None), ("store", e.operands[1:])):
