@@ -193,7 +193,9 @@ class ValueEmitter(Text):
         name = self.declare(result)
         texts = []
         for i in range(0, self.registers(result), 2):
-            pairs = (sign + self.element(o, k) for o, sign in operands for k in (i, i + 1))
+            pairs = (
+                f"-({x})" if sign else x for o, sign in operands for k in (i, i + 1) for x in (self.element(o, k),)
+            )
             texts.append(f"{function}({name}[{i}], {name}[{i + 1}], {', '.join(pairs)});")
         for k in range(0, len(texts), 4):
             self.line(" ".join(texts[k : k + 4]))

@@ -81,6 +81,13 @@ CALLS: dict[str, list[str]] = {
         "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
         "u[5] = max_u32(u[0], u[1]) + min_u32(u[2], u[3])",
     ],
+    "pairs": [
+        "add_pair(f[0], f[1], f[2], f[3], f[1], f[0])",
+        "sub_pair(f[1], f[2], f[3], f[0], f[1], f[2])",
+        "mul_pair(f[2], f[3], f[0], f[1], f[2], f[3])",
+        "fma_pair(f[3], f[0], f[1], f[2], f[3], f[0], f[1], f[2])",
+        "exp2_fma_pair(f[0], f[1], f[2], f[3])",
+    ],
     "matrix": [
         f"{kind}matrix_x{count}{trans}({registers})"
         for count in (1, 2, 4)
@@ -150,7 +157,7 @@ CALLS: dict[str, list[str]] = {
 }
 CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "u[2] = query_cluster_cancel(u[3], i)"]
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
-ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "launch_control": BLACKWELL}
+ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "pairs": BLACKWELL, "launch_control": BLACKWELL}
 
 
 def kernel(piece: str, calls: list[str], group: int = 1) -> str:
