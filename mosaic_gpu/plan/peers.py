@@ -19,7 +19,8 @@ OF_PEERS = ("get", "swap", "load")  # what reaches another block's shared memory
 
 
 def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
-    """Ids of the refs in which blocks of a cluster meet: filled by multicast, or both written and read in global memory."""
+    """Ids of the refs in which blocks of a cluster meet: filled by multicast or by answers of launch control, or both written
+    and read in global memory."""
     filled: set[int] = set()
     read: set[int] = set()
     written: set[int] = set()
@@ -32,6 +33,8 @@ def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
                     stored = e.op in ("swap", "put_indexed") or (e.op == "copy_smem_to_gmem" and k == 1)
                     (written if stored else read).add(view.ref.id)
                 elif e.op == "copy_gmem_to_smem" and k == 1 and e.param("collective_axes"):
+                    filled.add(view.ref.id)
+                elif e.op == "try_cluster_cancel" and k == 0:
                     filled.add(view.ref.id)
     return frozenset(filled | (read & written))
 

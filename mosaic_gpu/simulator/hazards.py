@@ -196,11 +196,13 @@ class Hazards:
             write = Access(agent, group, ASYNC, True, op, self.who, line, None, "wait_smem_to_gmem(n)", self.place)
             self._box_global(box, array, write, known)
 
-    def answer(self, address: int, nbytes: int, barrier: MBarrier, phase: int, line: Line | None) -> None:
-        """A request whose answer will be written to shared memory."""
+    def answer(
+        self, owner: BlockHazards, address: int, nbytes: int, barrier: MBarrier, phase: int, line: Line | None
+    ) -> None:
+        """A request whose answer will be written to the shared memory of `owner`."""
         op, clears = "try_cluster_cancel", f"barrier_wait({barrier.name})"
         write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, self.place)
-        self.block.smem.write(self._answer(address, nbytes), write, self.clock.elected())
+        owner.smem.write(self._answer(address, nbytes), write, self.clock.elected())
 
     def answer_read(self, address: int, nbytes: int, line: Line | None) -> None:
         """Every thread reads an answer."""

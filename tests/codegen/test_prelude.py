@@ -155,7 +155,8 @@ CALLS: dict[str, list[str]] = {
         *(f"tma_load_pair_{rank}d(u[0], &map, u[1], {', '.join('i[0]' for _ in range(rank))})" for rank in range(1, 6)),
     ],
 }
-CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "u[2] = query_cluster_cancel(u[3], i)"]
+CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "try_cluster_cancel_all(u[0], u[1])"]
+CALLS["launch_control"] += ["u[2] = query_cluster_cancel(u[3], i)"]
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
 ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "pairs": BLACKWELL, "launch_control": BLACKWELL}
 

@@ -236,7 +236,7 @@ def test_what_it_has_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(dynamic=True, pair=True), "cluster launch control is for blocks by themselves"),
+        (dict(dynamic=True, pair=True), "takes over places with blocks by themselves only"),
         (dict(query_tiles=3), r"query_tiles=3: one of \(1, 2\)"),
         (dict(p_parts=3), "p_parts=3: parts of tile_k=128 keys are multiples of 32"),
         (dict(tile_k=96, p_parts=2), "p_parts=2: parts of tile_k=96"),

@@ -706,7 +706,6 @@ case("a peer's peer", peer_of_peer, scratch=[smem(4)], **PAIR)
 RESULT = plgpu.TryClusterCancelResult()
 ASK = [RESULT, plgpu.Barrier()]
 case("launch control on Hopper", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK)
-case("launch control in a cluster", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK, **CLUSTER)
 case(
     "launch control of an axis that is none",
     lambda r, b: plgpu.query_cluster_cancel(r, "x"),
