@@ -4,9 +4,9 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, program_id, num_programs
+- kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, core_map, WarpMesh, program_id, num_programs
 - numbers: ds, cdiv, div, rem, dim_size, exp2_fma
-- memory: GMEM, SMEM, TMEM, ACC, RefUnion, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
+- memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
 - tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
@@ -37,7 +37,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop"),
     "frontend.kernel": ("kernel",),
-    "frontend.loops": ("cdiv", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
+    "frontend.loops": ("WarpMesh", "cdiv", "core_map", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
+    "frontend.peers": ("cluster_ref",),
     "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "RefUnion", "SMEM", "TMEM"),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
@@ -116,7 +117,9 @@ if TYPE_CHECKING:
     from .frontend.dynamic import NDLoopInfo as NDLoopInfo
     from .frontend.dynamic import dynamic_scheduling_loop as dynamic_scheduling_loop
     from .frontend.kernel import kernel as kernel
+    from .frontend.loops import WarpMesh as WarpMesh
     from .frontend.loops import cdiv as cdiv
+    from .frontend.loops import core_map as core_map
     from .frontend.loops import div as div
     from .frontend.loops import ds as ds
     from .frontend.loops import rem as rem
@@ -131,6 +134,7 @@ if TYPE_CHECKING:
     from .frontend.memory import ClusterBarrier as ClusterBarrier
     from .frontend.memory import NamedBarrier as NamedBarrier
     from .frontend.memory import RefUnion as RefUnion
+    from .frontend.peers import cluster_ref as cluster_ref
     from .layouts.registers import Layout as Layout
     from .memory import SwizzleTransform as SwizzleTransform
     from .memory import TilingTransform as TilingTransform

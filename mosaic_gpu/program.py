@@ -102,12 +102,14 @@ class DimIndex:
 class View:
     """A Ref and which part of it: one `DimIndex` for each dimension of the buffer, then a permutation of the kept ones.
 
-    array_index: (dimension, value) of an index that is a register array (TMA gather), else None.
+    peer: for shared memory of another block of the cluster, (axis of the cluster, index along it) pairs; along axes that are
+    not named it is this block's index.
     """
 
     ref: Value
     dims: tuple[DimIndex, ...]
     permutation: tuple[int, ...]
+    peer: tuple[tuple[str, Affine], ...] = ()
 
     @staticmethod
     def whole(ref: Value) -> View:
@@ -138,7 +140,8 @@ class View:
 
     def __str__(self) -> str:
         perm = f".transpose{self.permutation}" if self.is_transposed else ""
-        return f"{self.ref}[{', '.join(map(str, self.dims))}]{perm}"
+        peer = f".of({', '.join(f'{n}={i}' for n, i in self.peer)})" if self.peer else ""
+        return f"{self.ref}[{', '.join(map(str, self.dims))}]{perm}{peer}"
 
 
 Operand = Value | Literal | View
@@ -240,8 +243,8 @@ class Program:
 def scalars_of(operand: Operand) -> Iterator[Value]:
     """The SSA values that an operand reads, index values of views included (the Ref itself is not one)."""
     if isinstance(operand, View):
-        for d in operand.dims:
-            for v, _ in d.start.terms:
+        for start in (*(d.start for d in operand.dims), *(i for _, i in operand.peer)):
+            for v, _ in start.terms:
                 yield v
     elif isinstance(operand, Value):
         yield operand
@@ -273,6 +276,7 @@ def substitute(operand: Operand, env: dict[int, Operand]) -> Operand:
         new,
         tuple(dataclasses.replace(d, start=substitute_affine(d.start, env)) for d in operand.dims),
         operand.permutation,
+        tuple((name, substitute_affine(i, env)) for name, i in operand.peer),
     )
 
 

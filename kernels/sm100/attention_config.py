@@ -78,7 +78,9 @@ class AttentionConfig(Config):
         if self.correction_columns not in (16, 32, 64):
             raise ValueError(f"correction_columns={self.correction_columns}: 16, 32 or 64")
         if self.dynamic and self.pair:
-            raise ValueError("dynamic=True with pair=True: cluster launch control is for blocks by themselves here")
+            raise ValueError(
+                "dynamic=True with pair=True: this kernel takes over places with blocks by themselves only"
+            )
         self._check_registers()
 
     def _check_registers(self) -> None:

@@ -98,10 +98,22 @@ class MemoryEmitter(ValueEmitter):
         view: View = access.view
         if access.kind == "smem":
             buffer = self.plan.buffers[view.ref.id]
-            return f"shared + {self.shared_offset(buffer.layout, buffer.offset, [self.affine(d.start) for d in view.dims])}"
+            offset = self.shared_offset(buffer.layout, buffer.offset, [self.affine(d.start) for d in view.dims])
+            return f"{self._shared_base(view)} + {offset}"
         return f"p{access.input} + {self.global_index(access.input, [self.affine(d.start) for d in view.dims])}"
 
     # ---- shared memory ----------------------------------------------------------------------------------------------------
+    def _shared_base(self, view: View) -> str:
+        """Where a block's shared memory starts: this one's, or that of the peer whose view it is."""
+        program = self.plan.program
+        if not view.peer or math.prod(program.cluster) == 1:
+            return "shared"
+        peer, rank = dict(view.peer), "0"
+        for i, (name, size) in enumerate(zip(program.cluster_names, program.cluster, strict=True)):
+            place = f"({self.affine(peer[name])})" if name in peer else f"cluster_{i}"
+            rank = f"({rank}) * {size} + {place}" if rank != "0" else place
+        return f"shared_of_block(shared, {rank})"
+
     def shared_offset(self, layout: SharedLayout, base: int, coordinates: list[str]) -> str:
         """Byte offset of an element, swizzled, as a C expression."""
         terms = [str(base)] if base else []
@@ -130,6 +142,10 @@ class MemoryEmitter(ValueEmitter):
         name = f"o{self.fresh()}"
         bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
         self._thread_coordinates(name, layout, view)
+        base = self._shared_base(view)
+        if view.peer:
+            self.line(f"unsigned char* {name}_p = {base};")
+            base = f"{name}_p"
         for i in range(0, layout.registers, width):
             part = layout.register_part(i)
             coordinates = []
@@ -139,7 +155,7 @@ class MemoryEmitter(ValueEmitter):
                     coordinates.append(f"{bases[d]} + {shift}" if shift else bases[d])
                 else:
                     coordinates.append(self.affine(index.start))
-            place = f"shared + {self.shared_offset(shared, buffer.offset, coordinates)}"
+            place = f"{base} + {self.shared_offset(shared, buffer.offset, coordinates)}"
             self._move(place, x, i, width, store)
 
     def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from ..errors import LayoutConflict, UnsupportedPrimitive
 from ..layouts.registers import Digit, RegisterLayout
-from ..program import Affine, Literal, Operand, Value
+from ..program import Affine, Equation, Literal, Operand, Value
 from .text import PACKED, Text, c_type, half, literal
+
+PAIRS = ("add", "sub", "mul")  # what a Blackwell SM does for two float32 at once, as it does fma
 
 
 class ValueEmitter(Text):
@@ -19,6 +21,9 @@ class ValueEmitter(Text):
         super().__init__()
         self.names: dict[int, str] = {}
         self.layouts: dict[int, RegisterLayout] = {}
+        self.in_pairs = False  # whether the machine has packed float32 arithmetic
+        self.contracts = False  # whether sums of products are rounded once
+        self.factors: dict[int, tuple[Operand, Operand]] = {}  # of each float32 product
 
     # ---- names --------------------------------------------------------------------------------------------------------
     def name(self, v: Value) -> str:
@@ -149,6 +154,8 @@ class ValueEmitter(Text):
         e = step.equation
         result: Value = e.results[0]
         layout = self.layout(result)
+        if e.op == "mul" and result.dtype == "float32":
+            self.factors[result.id] = e.operands
         if layout is None:
             text = expression.format(*(self.scalar(o) for o in e.operands))
             if result.dtype in PACKED:
@@ -158,10 +165,40 @@ class ValueEmitter(Text):
         for o in e.operands:
             if self.layout(o) is not None:
                 self.expect_layout(o, layout, e.op)
+        if self.in_pairs and e.op in PAIRS and result.dtype == "float32" and layout.registers % 2 == 0:
+            self.pairwise(result, *self._packed(e))
+            return
         self.assign_elements(
             result,
             [expression.format(*(self.element(o, i) for o in e.operands)) for i in range(layout.registers)],
         )
+
+    def _packed(self, e: Equation) -> tuple[str, Sequence[tuple[Operand, str]]]:
+        """A function of pairs.cuh that does an addition, subtraction or multiplication, and its operands with their signs.
+
+        A sum of a product is one fma, as the compiler makes of plain C++ and the simulator of the two equations.
+        """
+        for k in (0, 1) if self.contracts and e.op != "mul" else ():
+            product, other = e.operands[k], e.operands[1 - k]
+            if isinstance(product, Value) and product.id in self.factors:
+                a, b = self.factors[product.id]
+                minus = ("", "-") if e.op == "sub" and k == 0 else ("-", "") if e.op == "sub" else ("", "")
+                if self.layout(b) is None:  # a sign of one value for all elements is for nothing
+                    a, b = b, a
+                return "fma_pair", ((a, minus[0]), (b, ""), (other, minus[1]))
+        return f"{e.op}_pair", tuple((o, "") for o in e.operands)
+
+    def pairwise(self, result: Value, function: str, operands: Sequence[tuple[Operand, str]]) -> None:
+        """Declares `result` and computes its registers two by two: `function` of both results, then pairs of operands."""
+        name = self.declare(result)
+        texts = []
+        for i in range(0, self.registers(result), 2):
+            pairs = (
+                f"-({x})" if sign else x for o, sign in operands for k in (i, i + 1) for x in (self.element(o, k),)
+            )
+            texts.append(f"{function}({name}[{i}], {name}[{i + 1}], {', '.join(pairs)});")
+        for k in range(0, len(texts), 4):
+            self.line(" ".join(texts[k : k + 4]))
 
     def assign_elements(self, result: Value, texts: Sequence[str]) -> None:
         """Declares `result` and gives each of its registers (a scalar: its one) the value of an expression."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import Line, MosaicGpuError, ResourceExceeded
 from ..ops import registry
 from ..ops.barriers import BarrierUse
-from ..ops.registry import Scope
+from ..ops.registry import Generation, Scope
 from ..plan.model import BarrierArray, Block, Plan, Role, Step
 from ..program import Equation
 from .emit_mma import MmaEmitter
@@ -65,6 +65,8 @@ class Emitter(ScanEmitter, MmaEmitter):
         super().__init__()
         self.plan = plan
         self.approx = plan.program.params.approx_math
+        self.in_pairs = plan.generation is Generation.SM100
+        self.contracts = not plan.program.params.strict_math
         self.single_thread = False
         self.together = False
         self.scope = Scope.WARPGROUP

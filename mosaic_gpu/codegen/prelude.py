@@ -29,6 +29,7 @@ _FILES = (
     "griddep",
     "tma",
     "math",
+    "pairs",
     "numbers",
     "matrix",
     "mma",

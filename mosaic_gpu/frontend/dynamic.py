@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .. import arguments
 from .loops import rem, run_scoped, when
-from .memory import Barrier
+from .memory import Barrier, ClusterBarrier
 
 SLOTS = 2  # answers: the next place is asked for while this one is worked on
 
@@ -27,13 +27,17 @@ class NDLoopInfo:
 
 
 def dynamic_scheduling_loop(
-    grid_names: Sequence[str], thread_axis: str | None = None, init_carry: Any = None
+    grid_names: Sequence[str],
+    thread_axis: str | None = None,
+    cluster_axes: Sequence[str] | str = (),
+    init_carry: Any = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: call the function for this block's place in the grid, then for one not yet launched after the other.
 
     grid_names: axes of the grid, all of them.  thread_axis: the warpgroups' axis where the kernel has several: all of them run
-    the loop together, the first asks.  The function takes an `NDLoopInfo`, with init_carry also `carry=`, and returns the next
-    carry; the decorated name is the last one.  Blocks without clusters, sm_100a and later (PTX ISA: clusterlaunchcontrol).
+    the loop together, the first asks.  cluster_axes: all axes of the cluster where it has more than one block: its blocks take
+    over the places of another cluster, together.  The function takes an `NDLoopInfo`, with init_carry also `carry=`, and returns
+    the next carry; the decorated name is the last one.  sm_100a and later (PTX ISA: clusterlaunchcontrol).
     """
     from ..ops.barriers import barrier_arrive, barrier_wait
     from ..ops.launch_control import TryClusterCancelResult, query_cluster_cancel, try_cluster_cancel
@@ -43,6 +47,7 @@ def dynamic_scheduling_loop(
         arguments.refuse(
             "dynamic_scheduling_loop", "thread_axis", thread_axis, "the name of the warpgroups' axis or None"
         )
+    cluster = arguments.names("dynamic_scheduling_loop", "cluster_axes", cluster_axes)
     threads = 1 if thread_axis is None else jax.lax.axis_size(thread_axis)
 
     def run(body: Callable[..., Any]) -> Any:
@@ -76,7 +81,9 @@ def dynamic_scheduling_loop(
             scope,
             TryClusterCancelResult(SLOTS),
             Barrier(num_barriers=SLOTS),
-            Barrier(num_arrivals=threads, num_barriers=SLOTS),
+            ClusterBarrier(collective_axes=cluster, num_arrivals=threads, num_barriers=SLOTS)
+            if cluster
+            else Barrier(num_arrivals=threads, num_barriers=SLOTS),
             collective_axes=axes,
         )
 

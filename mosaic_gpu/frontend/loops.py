@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,7 +132,47 @@ def warp_map(f: Callable[[Any], None]) -> None:
         return ()
 
     closed = jax.make_jaxpr(body)(jax.ShapeDtypeStruct((), jax.numpy.int32))
-    warp_map_p.bind(*closed.consts, jaxpr=closed.jaxpr)
+    warp_map_p.bind(*closed.consts, jaxpr=closed.jaxpr, axis_name=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarpMesh:
+    """The four warps of a warpgroup as an axis, for `core_map`.  axis_name: how `lax.axis_index` asks for the warp, 0 to 3."""
+
+    axis_name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.axis_name, str):
+            arguments.refuse("WarpMesh", "axis_name", self.axis_name, "a name")
+
+
+def core_map(mesh: WarpMesh) -> Callable[[Callable[[], None]], None]:
+    """Decorator of a function without arguments that each warp of this warpgroup runs on its own, at once, as in `warp_map`:
+
+        @core_map(WarpMesh(axis_name="warp"))
+        def _():
+            warp = lax.axis_index("warp")
+
+    Raises TypeError for another mesh, ValueError for a name that an axis of the kernel has.
+    """
+    if not isinstance(mesh, WarpMesh):
+        arguments.refuse("core_map", "mesh", mesh, "a WarpMesh: grids and warpgroups are arguments of kernel()")
+    name = mesh.axis_name
+
+    def run(f: Callable[[], None]) -> None:
+        arguments.function("core_map", "f", f)
+        with contextlib.suppress(NameError):
+            jax.lax.axis_size(name)
+            raise ValueError(f"WarpMesh: the kernel has an axis {name!r} already; give the warps another name")
+
+        def body() -> tuple[()]:
+            f()
+            return ()
+
+        closed = jax.make_jaxpr(body, axis_env=[(name, 4)])()
+        warp_map_p.bind(*closed.consts, jaxpr=closed.jaxpr, axis_name=name)
+
+    return run
 
 
 def bind_warp_branch(condition: Any, body: Callable[[], None]) -> None:

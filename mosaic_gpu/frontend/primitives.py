@@ -143,7 +143,7 @@ run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval
 warp_branch_p = new_primitive("warp_branch")
 warp_branch_p.def_abstract_eval(lambda *a, jaxpr: [])
 warp_map_p = new_primitive("warp_map")
-warp_map_p.def_abstract_eval(lambda *a, jaxpr: [])
+warp_map_p.def_abstract_eval(lambda *a, jaxpr, axis_name: [])
 
 # A body that was traced on its own, with what its `program_id` and `num_programs` mean; operands: ids, sizes, then its inputs.
 inlined_p = new_primitive("inlined")

@@ -232,8 +232,12 @@ def _run_scoped(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
 def _warp_map(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     jaxpr = e.params["jaxpr"]
     tr.bind(jaxpr.constvars, [tr.read(v) for v in e.invars])
-    warp = tr.fresh((), "int32")
-    out.append(Equation("warp_map", (), (), (), (tr.region(_without_consts(jaxpr), [warp], (warp,), line),), line))
+    warp, name = tr.fresh((), "int32"), e.params["axis_name"]
+    if name is not None:
+        tr.warp_axes[name] = warp
+    given = [] if name is not None else [warp]
+    out.append(Equation("warp_map", (), (), (), (tr.region(_without_consts(jaxpr), given, (warp,), line),), line))
+    tr.warp_axes.pop(name, None)
 
 
 def _warp_branch(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -273,6 +277,9 @@ class _without_consts:  # noqa: N801 - reads as what it does
 
 def _axis_index(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     name = e.params["axis_name"]
+    if name in tr.warp_axes:
+        tr.bind(e.outvars, [tr.warp_axes[name]])
+        return
     out.append(Equation("axis_index", (), tr.define(e.outvars), (("axis_name", name),), (), line))
 
 

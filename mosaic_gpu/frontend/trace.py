@@ -19,6 +19,7 @@ from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
+from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import key_of_constant
 from .structured import STRUCTURED
@@ -89,6 +90,7 @@ class Tracer:
         self.count = 0
         self.failures = FAILURES.get()
         self.env: dict[Any, Operand] = {}
+        self.warp_axes: dict[str, Value] = {}  # the warp, by the name of its axis, inside of a core_map
         self.unions: dict[int, int] = {}  # number of a RefUnion -> its number in this program
         self.sums: dict[int, Affine] = {}  # int32 scalars that are sums of products: what an index may look through
         self.block: tuple[tuple[Operand, ...], tuple[Operand, ...]] | None = (
@@ -261,7 +263,9 @@ class Tracer:
             if kind == "NDIndexer":
                 v = self.indexed(v, t.indices, line)
             elif kind == "TransposeTransform":
-                v = View(v.ref, v.dims, tuple(v.permutation[p] for p in t.permutation))
+                v = dataclasses.replace(v, permutation=tuple(v.permutation[p] for p in t.permutation))
+            elif isinstance(t, PeerTransform):
+                v = self.of_peer(v, t, line)
             elif kind == "ReshapeTransform" and tuple(t.shape) == v.shape:
                 pass
             else:
@@ -295,7 +299,12 @@ class Tracer:
                 )
         kept = [p for p in v.kept if p not in gone]
         order = sorted(kept)
-        return View(v.ref, tuple(dims), tuple(order.index(p) for p in kept))
+        return dataclasses.replace(v, dims=tuple(dims), permutation=tuple(order.index(p) for p in kept))
+
+    def of_peer(self, v: View, t: PeerTransform, line: Line | None) -> View:
+        if v.peer:
+            raise UnsupportedCall(f"cluster_ref of {v}, which is a peer's already: name all axes in one call", line)
+        return dataclasses.replace(v, peer=tuple((n, self.affine(i, line)) for n, i in zip(t.axes, t.ids, strict=True)))
 
     def affine(self, x: Any, line: Line | None) -> Affine:
         if isinstance(x, (int, np.integer)):

@@ -50,8 +50,11 @@ def together(width: int, dtype: str) -> int:
 
 
 def by_matrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> bool:
-    """Whether ldmatrix and stmatrix move this layout: four 8x8 pieces of a 16-bit WGMMA array, rows of 16 bytes."""
-    if view.dtype not in PAIRED or len(layout.shape) != 2 or view.is_transposed:
+    """Whether ldmatrix and stmatrix move this layout: four 8x8 pieces of a 16-bit WGMMA array, rows of 16 bytes.
+
+    Both reach the block's own memory only.
+    """
+    if view.dtype not in PAIRED or len(layout.shape) != 2 or view.is_transposed or view.peer:
         return False
     m, n = layout.shape
     tile_columns = shared.tile[-1] if shared.tile else shared.shape[-1]

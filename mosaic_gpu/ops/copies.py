@@ -236,7 +236,10 @@ def _(sim: Any, step: Any) -> Iterator[Any]:
 
 
 def commit_smem() -> None:
-    """Make this warpgroup's writes to shared memory visible to TMA and the tensor core (fence.proxy.async), and meet."""
+    """Make this warpgroup's writes to shared memory visible to TMA and the tensor core (fence.proxy.async), and meet.
+
+    In kernels that store to other blocks' shared memory: there, too.
+    """
     from ..frontend.primitives import bind
 
     bind(commit_smem_p)
@@ -247,9 +250,15 @@ def _() -> Any:
     return ()
 
 
+@commit_smem_p.plan()
+def _(ctx: Any, e: Equation) -> bool:
+    """Whether the fence is for the whole cluster's shared memory."""
+    return bool(ctx.reaches_peers)
+
+
 @commit_smem_p.emit()
 def _(out: Any, step: Any) -> None:
-    out.line("fence_proxy_async_shared();")
+    out.line("fence_proxy_async_cluster();" if step.data else "fence_proxy_async_shared();")
     out.role_sync()
 
 

@@ -41,7 +41,11 @@ def _(solver: Any, e: Equation) -> None:
 
 @exp2_fma_p.emit(BOTH, (WARPGROUP,))
 def _(out: Any, step: Any) -> None:
-    out.elementwise(step, "exp2_fma({0})")
+    x, result = step.equation.operands[0], step.equation.results[0]
+    if out.in_pairs and out.registers(result) % 2 == 0:
+        out.pairwise(result, "exp2_fma_pair", ((x, ""),))
+    else:
+        out.elementwise(step, "exp2_fma({0})")
 
 
 @exp2_fma_p.simulate

@@ -7,6 +7,7 @@ says.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,10 +44,12 @@ def TryClusterCancelResult(num_buffers: int | None = None) -> Any:  # noqa: N802
 
 
 def try_cluster_cancel(result_ref: Any, barrier: Any) -> None:
-    """Ask for the place in the grid of a block that has not been launched yet, which then will not be.
+    """Ask for the place in the grid of a block (or cluster) that has not been launched yet, which then will not be.
 
     result_ref: a `TryClusterCancelResult()`, or one slot of several.  barrier: counts the answer as a TMA copy, one arrival.  One
-    thread asks.  After an answer of False nobody may ask again.  Kernels without clusters only.
+    thread asks.  In a cluster every block calls this once a request, with the same slots; the first one asks, and the answer
+    comes to each: all of them must have read the answer before (a `ClusterBarrier`).  After an answer of False nobody may ask
+    again.
     """
     from ..frontend.primitives import bind
 
@@ -90,8 +93,6 @@ def _result(ctx: Any, e: Equation, axes: tuple[int, ...] = ()) -> ResultPlan:
     view = e.operands[0]
     assert isinstance(view, View)
     layout = ctx.buffers[view.ref.id].layout
-    if ctx.program.cluster and any(n > 1 for n in ctx.program.cluster):
-        raise UnsupportedCall(f"{e.op} in a kernel with clusters: this version has blocks by themselves only", e.line)
     whole = view.dims[-1].size == view.ref.shape[-1] == WORDS and all(d.size is None for d in view.dims[:-1])
     if layout.tile or layout.swizzle or not whole:
         raise UnsupportedCall(
@@ -124,7 +125,10 @@ def _(out: Any, step: Any) -> None:
         unit = out.plan.barriers[use.array].unit
         expect = "mbarrier_arrive_expect_tx" if unit == 1 else "mbarrier_expect_tx"
         out.line(f"{expect}(bar, {4 * WORDS});")
-        out.line(f"try_cluster_cancel({_address(out, place)}, bar);")
+        if math.prod(out.plan.program.cluster) > 1:
+            out.line(f"if (rank == 0) try_cluster_cancel_all({_address(out, place)}, bar);")
+        else:
+            out.line(f"try_cluster_cancel({_address(out, place)}, bar);")
         if unit > 1:
             out.line(f"mbarrier_arrive_count(bar, {unit});")
 

@@ -46,7 +46,12 @@ def shared_accesses(plan: Plan) -> list[SharedAccess]:
 def _of(plan: Plan, role: Role, block: Block) -> Iterator[SharedAccess]:
     for step in block.steps:
         e = step.equation
-        if e.op in ("get", "load", "swap") and step.data.kind == "smem" and not step.data.scalar:
+        if (
+            e.op in ("get", "load", "swap")
+            and step.data.kind == "smem"
+            and not step.data.scalar
+            and not step.data.view.peer
+        ):
             view, buffer = step.data.view, plan.buffers[step.data.view.ref.id]
             for op, value in (("load", e.results[0] if e.results else None), ("store", e.operands[1:])):
                 moved = value[0] if isinstance(value, tuple) and value else value

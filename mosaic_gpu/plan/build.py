@@ -14,10 +14,10 @@ from ..ops.debug import print_layouts
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
-from ..program import Equation, Program, Value
+from ..program import Equation, Program, Value, refs_of
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
-from .peers import accesses, met_by_peers
+from .peers import accesses, check_peer, met_by_peers, reaches_peers
 from .products import lower_products
 from .registers import check_registers
 from .resources import (
@@ -46,6 +46,7 @@ class PlanContext:
         self.meets_peers = (
             False  # whether the role that is planned shares ordinary accesses with the cluster's other blocks
         )
+        self.reaches_peers = False  # whether any role loads from or stores to their shared memory
         self.maps: list[TensorMapPlan] = []
         self.pointers: list[int] = []
         self.dims: list[RuntimeDim] = []
@@ -101,6 +102,9 @@ class PlanContext:
         if e.op == "warp_map":
             return Step(e, self.warp_roles(e))
         rule = op.plan_rules.get(table)
+        for view in refs_of(e):
+            if view.peer:
+                check_peer(self.program, e, view)
         try:
             data = rule(self, e) if rule is not None else None
         except MosaicGpuError as error:
@@ -162,8 +166,9 @@ def build_plan(program: Program, arch: str) -> Plan:
     ctx = PlanContext(program, arch, resources)
     planned = []
     met = met_by_peers(e for _, e in resolved) if math.prod(program.cluster) > 1 else frozenset()
+    ctx.reaches_peers = reaches_peers(e for _, e in resolved)
     for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
-        ctx.meets_peers = accesses(equations, met)
+        ctx.meets_peers = ctx.reaches_peers or accesses(equations, met)
         body = ctx.block((), equations)
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)

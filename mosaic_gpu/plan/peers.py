@@ -1,4 +1,4 @@
-"""Which roles exchange ordinary accesses with the other blocks of their cluster.
+"""Which roles exchange ordinary accesses with the other blocks of their cluster; what a kernel may do with a peer's memory.
 
 Arrivals and waits order a thread's accesses within its block only, unless they ask for the cluster's scope (PTX ISA
 9.7.13.15.13).  Without it a load from shared memory may still be under way when the other block, told that the slot is
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..program import Equation, refs_of, walk
+from ..errors import OutOfBounds, UnsupportedCall
+from ..program import Equation, Program, View, refs_of, walk
 
 ASYNCHRONOUS = frozenset({"copy_gmem_to_smem", "copy_smem_to_gmem", "wgmma", "tcgen05_mma"})
 NO_ACCESS = "dim_size"
+OF_PEERS = ("get", "swap", "load")  # what reaches another block's shared memory
 
 
 def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
-    """Ids of the refs in which blocks of a cluster meet: filled by multicast, or both written and read in global memory."""
+    """Ids of the refs in which blocks of a cluster meet: filled by multicast or by answers of launch control, or both written
+    and read in global memory."""
     filled: set[int] = set()
     read: set[int] = set()
     written: set[int] = set()
@@ -31,7 +34,34 @@ def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
                     (written if stored else read).add(view.ref.id)
                 elif e.op == "copy_gmem_to_smem" and k == 1 and e.param("collective_axes"):
                     filled.add(view.ref.id)
+                elif e.op == "try_cluster_cancel" and k == 0:
+                    filled.add(view.ref.id)
     return frozenset(filled | (read & written))
+
+
+def reaches_peers(bodies: Iterable[Sequence[Equation]]) -> bool:
+    """Whether a kernel loads from or stores to the shared memory of other blocks.
+
+    All arrivals and waits on the cluster's barriers then have its scope: a role that only passes the word on, or whose
+    products read what a peer has stored, must not lose the order.
+    """
+    return any(view.peer for body in bodies for e in walk(tuple(body)) for view in refs_of(e))
+
+
+def check_peer(program: Program, e: Equation, view: View) -> None:
+    """Raise where an operation cannot take a view of another block's shared memory."""
+    if e.op not in OF_PEERS:
+        raise UnsupportedCall(
+            f"{e.op} of {view}, which is another block's shared memory: only loads (ref[...], load) and stores (ref[...] = x) "
+            "reach it; let that block do it, after a barrier",
+            e.line,
+        )
+    for name, index in view.peer:
+        if name not in program.cluster_names:
+            raise UnsupportedCall(f"cluster_ref: the cluster has axes {program.cluster_names}, not {name}", e.line)
+        size = program.cluster[program.cluster_names.index(name)]
+        if index.static and not 0 <= index.const < size:
+            raise OutOfBounds(f"cluster_ref: block {index} along {name}, which has {size}", e.line)
 
 
 def accesses(equations: Sequence[Equation], refs: frozenset[int]) -> bool:

@@ -10,6 +10,7 @@ products stay `dot_general`; those on mma.sync read operands in shared memory wh
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import MosaicGpuError
@@ -89,7 +90,7 @@ class _Rewriter:
         loaded: dict[int, View] = {}  # arrays that are, at this point, what a view of shared memory holds
         for e in equations:
             if e.op in LOADS and isinstance(e.operands[0], View) and e.operands[0].space.kind == "smem":
-                if len(e.operands[0].shape) == 2:
+                if len(e.operands[0].shape) == 2 and not e.operands[0].peer:
                     loaded[e.results[0].id] = e.operands[0]
             elif e.op == "transpose" and isinstance(e.operands[0], Value) and e.operands[0].id in loaded:
                 loaded[e.results[0].id] = _transposed(loaded[e.operands[0].id])
@@ -197,7 +198,7 @@ class _Rewriter:
 
 
 def _transposed(view: View) -> View:
-    return View(view.ref, view.dims, tuple(reversed(view.permutation)))
+    return dataclasses.replace(view, permutation=tuple(reversed(view.permutation)))
 
 
 def _without_unused(equations: tuple[Equation, ...]) -> tuple[Equation, ...]:

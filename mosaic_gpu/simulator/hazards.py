@@ -107,6 +107,7 @@ class Hazards:
 
     def shared(
         self,
+        owner: BlockHazards,
         step: Step,
         access: RefAccess,
         value: Operand,
@@ -114,10 +115,10 @@ class Hazards:
         write: bool,
         bytes_of: Callable[[], Array],
     ) -> None:
-        """An ordinary load or store in shared memory."""
+        """An ordinary load or store in the shared memory of `owner`."""
         regions = self.tables.smem.footprint((id(access.view), starts), bytes_of)
         same = self.tables.thread_map(self.role, step, access, value, starts, write)
-        note = self.block.smem.write if write else self.block.smem.read
+        note = owner.smem.write if write else owner.smem.read
         note(regions, self._generic(step, write, same), self.clock.known())
 
     def global_note(
@@ -195,11 +196,13 @@ class Hazards:
             write = Access(agent, group, ASYNC, True, op, self.who, line, None, "wait_smem_to_gmem(n)", self.place)
             self._box_global(box, array, write, known)
 
-    def answer(self, address: int, nbytes: int, barrier: MBarrier, phase: int, line: Line | None) -> None:
-        """A request whose answer will be written to shared memory."""
+    def answer(
+        self, owner: BlockHazards, address: int, nbytes: int, barrier: MBarrier, phase: int, line: Line | None
+    ) -> None:
+        """A request whose answer will be written to the shared memory of `owner`."""
         op, clears = "try_cluster_cancel", f"barrier_wait({barrier.name})"
         write = Access(barrier.agent, phase, ASYNC, True, op, self.who, line, None, clears, self.place)
-        self.block.smem.write(self._answer(address, nbytes), write, self.clock.elected())
+        owner.smem.write(self._answer(address, nbytes), write, self.clock.elected())
 
     def answer_read(self, address: int, nbytes: int, line: Line | None) -> None:
         """Every thread reads an answer."""

@@ -23,11 +23,11 @@ NBYTES = 4 * WORDS
 
 @dataclasses.dataclass
 class Cancel:
-    """A request on its way.  take: the number of a block that will not be launched, or None."""
+    """A request on its way.  targets: where the answer goes, and which barriers count it; take: the number of a cluster (of one
+    block or more) that will not be launched, or None."""
 
     address: int
-    shared: SharedMemory
-    barrier: MBarrier
+    targets: tuple[tuple[SharedMemory, MBarrier], ...]
     take: Callable[[], int | None]
     done: Callable[[], None]
     line: Line | None
@@ -38,9 +38,10 @@ class Cancel:
         number = self.take()
         self.done()
         words = np.array([number or 0, 0, 0, number is not None], np.int32)
-        self.shared.write_chunks(np.array([self.address // 16]), words.view(CHUNK), ("cancel", self.address))
-        self.barrier.loaded_phase, self.barrier.loaded_line = self.barrier.phase, self.line
-        self.barrier.complete_tx(NBYTES, self.released, self.line)
+        for shared, barrier in self.targets:
+            shared.write_chunks(np.array([self.address // 16]), words.view(CHUNK), ("cancel", self.address))
+            barrier.loaded_phase, barrier.loaded_line = barrier.phase, self.line
+            barrier.complete_tx(NBYTES, self.released, self.line)
 
 
 def _address(thread: Thread, plan: ResultPlan) -> int:
@@ -51,8 +52,8 @@ def _address(thread: Thread, plan: ResultPlan) -> int:
 
 
 def ask(thread: Thread, plan: ResultPlan, use: BarrierUse) -> None:
-    """A thread asks; the answer comes later, as a copy does."""
-    block, machine = thread.block, thread.block.cluster.machine
+    """A thread asks; the answer comes later, as a copy does.  Of a cluster, the first block does; each expects the answer."""
+    block, machine, blocks = thread.block, thread.block.cluster.machine, thread.block.cluster.blocks
     if block.refused:
         raise IllegalInstruction(
             f"{thread.who} asks for another place after query_cluster_cancel has said that there is none: what comes then is "
@@ -62,21 +63,24 @@ def ask(thread: Thread, plan: ResultPlan, use: BarrierUse) -> None:
         raise IllegalInstruction(
             f"{thread.who} asks for a place while the answer to the request before is on its way: one at a time, so wait for it"
         )
-    block.asking = True
+    block.asking = block is blocks[0]
     address = _address(thread, plan)
     array, slot = thread.plan.barriers[use.array], thread.evaluate(use.slot)
     barrier, hazards, started = block.barrier(use.array, slot), thread.hazards, None
     barrier.expect_tx(NBYTES)
     released = None if hazards is None else hazards.clock.release(every=False)
     barrier.arrive(Arrival(f"{thread.who} (try_cluster_cancel)", thread.line, array.unit), released)
+    if not block.asking:
+        return
+    barriers = [b.barrier(use.array, slot) for b in blocks]
     if hazards is not None:
         started = hazards.clock.started()
-        hazards.answer(address, NBYTES, barrier, barrier.phase + 1, thread.line)
-    block.tma.submit(
-        Cancel(
-            address, block.shared, barrier, lambda: machine.cancel(block.chance), block.answered, thread.line, started
-        )
-    )
+        for b, counts in zip(blocks, barriers, strict=True):
+            assert b.hazards is not None
+            hazards.answer(b.hazards, address, NBYTES, counts, counts.phase + 1, thread.line)
+    targets = tuple((b.shared, counts) for b, counts in zip(blocks, barriers, strict=True))
+    request = Cancel(address, targets, lambda: machine.cancel(block.chance), block.answered, thread.line, started)
+    block.tma.submit(request)
 
 
 def query(thread: Thread, plan: ResultPlan) -> tuple[tuple[int, ...], bool]:

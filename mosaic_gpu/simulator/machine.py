@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import random
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,7 +205,8 @@ class BlockState:
 
     def changes(self) -> tuple[int, ...]:
         """How often each memory that its threads can read has been written."""
-        return self.shared.changes, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
+        shared = [b.shared.changes for b in self.cluster.blocks]
+        return *shared, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
 
     def answered(self) -> None:
         """The answer to a request for a place in the grid has come."""
@@ -227,6 +228,17 @@ class BlockState:
         names = self.plan.program.cluster_names
         fixed = [i for i, n in enumerate(names) if n not in axes]
         return [b for b in self.cluster.blocks if all(b.position[i] == self.position[i] for i in fixed)]
+
+    def peer(self, place: Mapping[str, int]) -> BlockState:
+        """The block of the cluster that is at these indices along the axes named, and where this one is along the others."""
+        program = self.plan.program
+        position = list(self.position)
+        for name, index in place.items():
+            axis = program.cluster_names.index(name)
+            if not 0 <= index < program.cluster[axis]:
+                raise OutOfBounds(f"cluster_ref: block {index} along {name}, which has {program.cluster[axis]}")
+            position[axis] = index
+        return next(b for b in self.cluster.blocks if b.position == tuple(position))
 
     def check_end(self) -> None:
         """What must hold when all threads have ended."""

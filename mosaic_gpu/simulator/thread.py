@@ -112,7 +112,7 @@ class Thread(ProductThread):
             self._count_global(array, access, write=False)
             return array.load(view, self.evaluate, self._global_note(array, access, write=False))
         layout, index = self._shared_index(access, write=False)
-        raw = self.block.shared.read(index, layout.itemsize, lambda: memory.describe(view))
+        raw = self._owner(view).shared.read(index, layout.itemsize, lambda: memory.describe(view))
         return memory.from_raw(raw, view.dtype)
 
     def store(self, access: Access, x: Array) -> None:
@@ -127,7 +127,7 @@ class Thread(ProductThread):
             array.store(view, self.evaluate, x, self._global_note(array, access, write=True))
         else:
             layout, index = self._shared_index(access, write=True)
-            self.block.shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
+            self._owner(view).shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
 
     def load_indexed(self, access: Indexed, shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
         return indexed.load(self, access, shape, indices)
@@ -138,6 +138,10 @@ class Thread(ProductThread):
     def load_view(self, view: View) -> Array:
         return indexed.load_view(self, view)
 
+    def _owner(self, view: View) -> BlockState:
+        """The block whose shared memory a view is of."""
+        return self.block.peer({n: self.evaluate(i) for n, i in view.peer}) if view.peer else self.block
+
     def _shared_index(self, access: Access, write: bool) -> tuple[SharedLayout, Array]:
         view = access.view
         buffer = self.plan.buffers[view.ref.id]
@@ -145,10 +149,13 @@ class Thread(ProductThread):
         index = self.block.cluster.index_of(view, buffer, starts)
         if self.hazards is not None:
             assert self.step is not None
-            size = buffer.layout.itemsize
-            self.hazards.shared(self.step, access, self.moved(write), starts, write, lambda: view_bytes(index, size))
+            size, owner = buffer.layout.itemsize, self._owner(view).hazards
+            assert owner is not None
+            self.hazards.shared(
+                owner, self.step, access, self.moved(write), starts, write, lambda: view_bytes(index, size)
+            )
         layout = self._layout(access, write)
-        if layout is not None:
+        if layout is not None and not view.peer:
             assert self.meter is not None
             self.meter.shared(self.line, view, layout, buffer, index, write)
         return buffer.layout, index

@@ -19,6 +19,8 @@ TILE_OVERHEAD = 2500.0  # clocks for the start and the end of a tile
 STEP_OVERHEAD = 120.0  # clocks of barriers in each step of a warpgroup
 # How much of the softmax does not hide under the products, by compute warpgroups: the tensor cores idle when all are at it.
 EXPOSED = {2: 0.45, 3: 0.28, 4: 0.2}
+# The same on Blackwell, by query tiles in flight: guesses.  Two tiles take turns; one has its next scores multiplied meanwhile.
+EXPOSED100 = {1: 0.5, 2: 0.25}
 
 # Register budgets are pairs, since the pool is shared: what one kind of warpgroup gives up is of no use unless the other takes
 # it.  Not in the grid is what lost wherever it was measured: no turns, and rescaling always.
@@ -56,11 +58,13 @@ class AttentionTunable(Tunable):
     name: ClassVar[str] = "attention"
     letters: ClassVar[Mapping[str, str]] = Attention.LETTERS
     example: ClassVar[str] = Attention.EXAMPLE
-    slack: ClassVar[float] = 1.15  # the fastest that was measured on an H200 was at 1.03
+    slack: float = 1.15  # the fastest that was measured on an H200 was at 1.03
 
     def __init__(self, generation: str) -> None:
         self.config = config_class(self.name, generation)
         self.space = SM90 if generation == "sm90" else SM100
+        if generation != "sm90":
+            self.slack = 2.0  # the estimate has been compared with nothing
 
     def parse(self, text: str, *, dtype: str = "bfloat16", causal: bool = False, **options: Any) -> Attention:
         """As b4s4096h16d128."""
@@ -107,8 +111,8 @@ class AttentionTunable(Tunable):
             config.check(w.head_dim, w.value_dim)
 
     def cost(self, w: Attention, config: Any, chip: Chip) -> float:
-        """A roofline of one multiprocessor's steps, times its tiles; Blackwell's is the same for all until it has a kernel."""
-        return _cost_sm90(w, config, chip) if self.generation == "sm90" else 0.0
+        """A roofline of one multiprocessor's steps, times its tiles; Blackwell's was never compared with a measurement."""
+        return _cost_sm90(w, config, chip) if self.generation == "sm90" else _cost_sm100(w, config, chip)
 
     def arguments(self, w: Attention) -> Sequence[Any]:
         """q, k and v."""
@@ -172,14 +176,47 @@ def _cost_sm90(w: Attention, c: Any, chip: Chip) -> float:
     step = max(tensor, softmax, loads) + EXPOSED[warpgroups] * min(tensor, softmax) + STEP_OVERHEAD
     # A block that is asked for when its slot is free arrives in time only if the other slots last as long.
     step = max(step, (chip.load_latency + loads) / c.num_stages)
+    return _seconds(w, chip, rows, keys, step, c.persistent, chip.multiprocessors)
+
+
+def _cost_sm100(w: Attention, c: Any, chip: Chip) -> float:
+    """Never measured: there was no such GPU.  Counts of instructions are those of the compiled kernel, the rest is assumed."""
+    keys, tiles = c.tile_k, c.query_tiles
+    rows = 128 * tiles  # of a block, in a pair, too
+
+    def products(n: int, depth: int, a_in_shared: bool) -> float:
+        """Clocks of the tensor core for 128 x n x depth; of a pair, each block reads half of B out of its shared memory."""
+        read = 32 * n / c.blocks + (4096 if a_in_shared else 0)
+        return float(depth / 16 * max(128 * n * 32 / chip.tensor_flops, read / chip.shared_bytes_per_clock))
+
+    tensor = tiles * (products(keys, w.head_dim, True) + products(w.value_dim, keys, False))
+    elements = rows * keys
+    polynomials = elements * c.emulated_columns / keys
+    # Instructions for each element: half a packed fma, a sum, half a maximum of three, half a conversion; of a polynomial three
+    # packed ones and what puts its exponent in.
+    issued = 2.5 * elements + (elements - polynomials) + 5 * polynomials
+    issued -= elements / 2 * c.load_reduces  # the load has found the maximum
+    softmax = max((elements - polynomials) / chip.exponentials, issued / chip.fp32_results)
+    rescaling = rows * w.value_dim * (2 if c.rescale_threshold == 0 else 0.1) / chip.fp32_results
+    loads = 2 * keys * (w.head_dim + w.value_dim) / c.blocks / chip.l2_bytes_per_clock
+    hidden = EXPOSED100[tiles] * (0.85 if c.p_parts > 1 else 1.0)
+    step = max(tensor, softmax, loads) + hidden * (min(tensor, softmax) + rescaling) + STEP_OVERHEAD
+    step = max(step, (chip.load_latency + loads) / c.kv_slots)
+    listed = c.persistent or c.dynamic
+    return _seconds(w, chip, rows * c.blocks, keys, step, listed, chip.multiprocessors // c.blocks)
+
+
+def _seconds(w: Attention, chip: Chip, rows: int, keys: int, step: float, listed: bool, units: int) -> float:
+    """Of all tiles of `rows` by so many multiprocessors, or pairs of them; step: clocks of a block of keys; listed: a unit goes
+    on to its next tile by itself."""
     blocks = math.ceil(w.kv_length / keys)
     tiles = math.ceil(w.length / rows)
     heads = w.batch * w.heads
     per_tile = [min(blocks, math.ceil((m + 1) * rows / keys)) if w.causal else blocks for m in range(tiles)]
     # A tile that ends in a mask or a tail computes whole blocks.
-    clocks = heads * (sum(per_tile) * step + tiles * TILE_OVERHEAD * (0.6 if c.persistent else 1.0))
+    clocks = heads * (sum(per_tile) * step + tiles * TILE_OVERHEAD * (0.6 if listed else 1.0))
     longest = max(per_tile) * step + TILE_OVERHEAD
-    share = clocks / chip.multiprocessors
+    share = clocks / units
     # Whole waves of whole tiles; a list of tiles evens causal ones out.
-    waves = math.ceil(heads * tiles / chip.multiprocessors) / (heads * tiles / chip.multiprocessors)
+    waves = math.ceil(heads * tiles / units) / (heads * tiles / units)
     return float(max(share * (waves if not w.causal else 1 + (waves - 1) / 2), longest)) / chip.clock

@@ -67,7 +67,7 @@ class Tunable:
     example: ClassVar[str] = ""
     tolerance: ClassVar[float] = 1e-2
     nearest_within: ClassVar[float] = 3.0  # distance up to which another key's config is taken
-    slack: ClassVar[float] = 1.5  # by how much the cost estimate may be off: what is estimated slower is not timed
+    slack: float = 1.5  # by how much the cost estimate may be off: what is estimated slower is not timed
 
     # ---- workloads ----
     def parse(self, text: str, *, dtype: str = "bfloat16", **options: Any) -> Any:

@@ -48,8 +48,15 @@ CALLS: dict[str, list[str]] = {
         "cluster_wait()",
         "u[0] = cluster_rank()",
         "u[1] = cluster_address(u[0], 1)",
+        "u[2] += *shared_of_block(memory, 1)",
     ],
-    "fences": ["fence_proxy_async_shared()", "fence_proxy_async()", "fence_cluster()", "fence_gpu()"],
+    "fences": [
+        "fence_proxy_async_shared()",
+        "fence_proxy_async_cluster()",
+        "fence_proxy_async()",
+        "fence_cluster()",
+        "fence_gpu()",
+    ],
     "griddep": ["griddepcontrol_wait()", "griddepcontrol_launch_dependents()"],
     "registers": ["set_max_registers_decrease<40>()", "set_max_registers_increase<160>()"],
     "math": [
@@ -73,6 +80,13 @@ CALLS: dict[str, list[str]] = {
         "i[0] = ceil_div(i[0], 7) + floor_div(i[1], i[2]) + floor_mod(i[1], i[2])",
         "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
         "u[5] = max_u32(u[0], u[1]) + min_u32(u[2], u[3])",
+    ],
+    "pairs": [
+        "add_pair(f[0], f[1], f[2], f[3], f[1], f[0])",
+        "sub_pair(f[1], f[2], f[3], f[0], f[1], f[2])",
+        "mul_pair(f[2], f[3], f[0], f[1], f[2], f[3])",
+        "fma_pair(f[3], f[0], f[1], f[2], f[3], f[0], f[1], f[2])",
+        "exp2_fma_pair(f[0], f[1], f[2], f[3])",
     ],
     "matrix": [
         f"{kind}matrix_x{count}{trans}({registers})"
@@ -141,9 +155,10 @@ CALLS: dict[str, list[str]] = {
         *(f"tma_load_pair_{rank}d(u[0], &map, u[1], {', '.join('i[0]' for _ in range(rank))})" for rank in range(1, 6)),
     ],
 }
-CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "u[2] = query_cluster_cancel(u[3], i)"]
+CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "try_cluster_cancel_all(u[0], u[1])"]
+CALLS["launch_control"] += ["u[2] = query_cluster_cancel(u[3], i)"]
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
-ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "launch_control": BLACKWELL}
+ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "pairs": BLACKWELL, "launch_control": BLACKWELL}
 
 
 def kernel(piece: str, calls: list[str], group: int = 1) -> str:

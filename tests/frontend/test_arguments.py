@@ -73,6 +73,7 @@ OUTSIDE = {
     plgpu.TilingTransform: dict(tiling=(8, 64)),
     plgpu.SwizzleTransform: dict(swizzle=128),
     plgpu.TryClusterCancelResult: dict(num_buffers=None),
+    plgpu.WarpMesh: dict(axis_name="warp"),
     plgpu.ds: dict(start=0, size=3),
     plgpu.cdiv: dict(a=1, b=2),
     plgpu.div: dict(a=1, b=2),
@@ -88,6 +89,8 @@ INSIDE = {
     "barrier_arrive": dict(barrier=Operand("barrier")),
     "barrier_wait": dict(barrier=Operand("barrier")),
     "broadcasted_iota": dict(dtype=jnp.int32, shape=(64, 64), dimension=0, layout=None),
+    "cluster_ref": dict(ref=Operand("s"), block_id={"c": 0}),
+    "core_map": dict(mesh=plgpu.WarpMesh(axis_name="warp")),
     "copy_gmem_to_smem": dict(
         src=Operand("x"), dst=Operand("s"), barrier=Operand("barrier"), collective_axes=None, leader_tracked=None
     ),
@@ -151,6 +154,7 @@ NOT_HERE |= {"Squeezed", "no_block_spec", "squeezed"}
 RIGHT = {
     ("CompilerParams", "dimension_semantics"): [None],
     ("wgmma_wait", "after"): [None, 1.5],
+    ("WarpMesh", "axis_name"): ["x"],
     ("kernel", "scratch_types"): [None],
     ("kernel", "compiler_params"): [None],
     ("kernel", "interpret"): [None],
@@ -225,7 +229,7 @@ def call_inside(name, args):
                 plgpu.run_scoped(given.pop("f"), **given)
                 return
             result = getattr(plgpu, name)(**given)
-            if name.startswith("when"):
+            if name.startswith("when") or name == "core_map":
                 result(lambda: None)
 
         scope() if blackwell else plgpu.run_scoped(scope, plgpu.ACC((64, 64)))

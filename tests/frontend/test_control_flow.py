@@ -8,7 +8,10 @@ import pytest
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.program import Literal, Value, format_program
+from mosaic_gpu.simulator import simulate
 
 F = jnp.float32
 
@@ -317,3 +320,62 @@ def test_a_program_prints(program, array):
 
     text = format_program(program(body, array(8), out=array(1), name="summing"))
     assert text.startswith("kernel summing") and "for(0:int32, 4:int32" in text and "test_control_flow.py:" in text
+
+
+def mesh_of_warps(names="warp"):
+    """The example of Pallas: each warp of the warpgroup is asked for by the name of its axis."""
+
+    def body(b, o):
+        @plgpu.core_map(plgpu.WarpMesh(axis_name=names))
+        def _():
+            warp = lax.axis_index(names)
+
+            @plgpu.when(warp == 1)
+            def _():
+                plgpu.barrier_arrive(b)
+
+            @plgpu.when(warp == 2)
+            def _():
+                plgpu.barrier_wait(b)
+                lax.fori_loop(0, 2, lambda i, _: o.__setitem__(i, lax.axis_index(names) + i), None)
+
+    return body
+
+
+def test_a_mesh_of_warps(program, equations):
+    """It is a warp_map; the index of its axis is the warp."""
+
+    def by_warp_map(b, o):
+        def warps(warp):
+            @plgpu.when(warp == 1)
+            def _():
+                plgpu.barrier_arrive(b)
+
+            @plgpu.when(warp == 2)
+            def _():
+                plgpu.barrier_wait(b)
+                lax.fori_loop(0, 2, lambda i, _: o.__setitem__(i, warp + i), None)
+
+        plgpu.warp_map(warps)
+
+    def texts(body):
+        p = program(lambda o, b: body(b, o), out=jax.ShapeDtypeStruct((2,), jnp.int32), scratch_types=[plgpu.Barrier()])
+        return [line.split("#")[0].rstrip() for line in format_program(p).splitlines()[1:]], p
+
+    mesh, p = texts(mesh_of_warps())
+    plain, _ = texts(by_warp_map)
+    assert mesh == plain
+    assert not equations(p, "axis_index") and len(equations(p, "warp_map")) == 1
+    plan = build_plan(p, "sm_90a")
+    assert simulate(plan, [])[0].tolist() == [2, 3]
+
+
+def test_what_a_mesh_of_warps_refuses(program):
+    with pytest.raises(ValueError, match="the kernel has an axis 'g' already"):
+        program(lambda b: mesh_of_warps("g")(b, b), grid=(2,), grid_names=("g",), scratch_types=[plgpu.Barrier()])
+    with pytest.raises(TypeError, match="core_map: mesh must be a WarpMesh"):
+        program(lambda b: plgpu.core_map("warp")(lambda: None), scratch_types=[plgpu.Barrier()])
+    with pytest.raises(TypeError, match="WarpMesh: axis_name must be a name"):
+        plgpu.WarpMesh(axis_name=3)
+    with pytest.raises(UnsupportedCall, match="unbound axis name: warp"):  # it ends with the mesh
+        program(lambda b: (mesh_of_warps()(b, b), lax.axis_index("warp"))[:0] or None, scratch_types=[plgpu.Barrier()])

@@ -88,3 +88,47 @@ def test_donated_buffers_and_several_calls_in_one_program() -> None:
     x = np.random.default_rng(1).standard_normal((64 * TILES, 64)).astype(np.float32)
     out = jax.jit(chain, donate_argnums=0)(jnp.asarray(x))
     np.testing.assert_allclose(out, x + 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_other_blocks_shared_memory(blocks: int, store: bool) -> None:
+    """Tiles go around the cluster, stored into the next block's memory or loaded from the one before; TMA takes them out."""
+
+    def body(x: Any, out: Any, tile: Any, met: Any) -> None:
+        me = lax.axis_index("c")
+        other = plgpu.rem(me + (1 if store else blocks - 1), blocks)
+
+        def meet(slot: int) -> None:
+            plgpu.barrier_arrive(met.at[slot])
+            plgpu.barrier_wait(met.at[slot])
+
+        def step(i: Any, value: Any) -> Any:
+            (plgpu.cluster_ref(tile, {"c": other}) if store else tile)[...] = value
+            plgpu.commit_smem()
+            meet(0)
+            plgpu.copy_smem_to_gmem(tile, out.at[i, me])
+            value = plgpu.load(tile if store else plgpu.cluster_ref(tile, {"c": other}), layout=plgpu.Layout.WGMMA)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            meet(1)
+            return value
+
+        lax.fori_loop(0, TILES, step, plgpu.load(x.at[me], layout=plgpu.Layout.WGMMA))
+
+    f = jax.jit(
+        plgpu.kernel(
+            body,
+            jax.ShapeDtypeStruct((TILES, blocks, 64, 64), jnp.float32),
+            scratch_types=[
+                plgpu.SMEM((64, 64), jnp.float32),
+                plgpu.ClusterBarrier(collective_axes="c", num_barriers=2),
+            ],
+            cluster=(blocks,),
+            cluster_names=("c",),
+            interpret=None,
+        )
+    )
+    x = np.random.default_rng(2).standard_normal((blocks, 64, 64)).astype(np.float32)
+    want = np.stack([np.roll(x, i + (1 if store else 0), axis=0) for i in range(TILES)])
+    for _ in range(500):
+        np.testing.assert_array_equal(f(jnp.asarray(x)), want)

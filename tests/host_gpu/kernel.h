@@ -62,6 +62,12 @@ DI float unpack_bf16_low(u32 x) { return from_bf16((u16)x); }
 DI float unpack_bf16_high(u32 x) { return from_bf16((u16)(x >> 16)); }
 DI float unpack_f16_low(u32 x) { return from_f16((u16)x); }
 DI float unpack_f16_high(u32 x) { return from_f16((u16)(x >> 16)); }
+DI void add_pair(float& x, float& y, float a0, float a1, float b0, float b1) { x = a0 + b0, y = a1 + b1; }
+DI void sub_pair(float& x, float& y, float a0, float a1, float b0, float b1) { x = a0 - b0, y = a1 - b1; }
+DI void mul_pair(float& x, float& y, float a0, float a1, float b0, float b1) { x = a0 * b0, y = a1 * b1; }
+DI void fma_pair(float& x, float& y, float a0, float a1, float b0, float b1, float c0, float c1) {
+  x = __builtin_fmaf(a0, b0, c0), y = __builtin_fmaf(a1, b1, c1);
+}
 DI float max_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 DI float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 DI int max(int a, int b) { return a > b ? a : b; }

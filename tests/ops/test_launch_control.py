@@ -148,6 +148,7 @@ def test_one_request_at_a_time():
         (dict(grid_names=1), "grid_names"),
         (dict(grid_names="g", thread_axis=2), "thread_axis"),
         (dict(grid_names="x"), "x"),
+        (dict(grid_names="g", cluster_axes=3), "cluster_axes"),
     ],
 )
 def test_arguments_of_the_loop(options, words):
@@ -181,3 +182,77 @@ def test_the_answer_is_overwritten_unread():
     for params in PARAMS[:3]:
         with pytest.raises((Race, Deadlock, plgpu.errors.BarrierMisuse), match="query_cluster_cancel|full"):
             simulate(plan, [], SimulatorParams(**params))
+
+
+def in_clusters(*, cluster=(2,), threads=1, named=True, grid=(5,)):
+    """As `doubled`, with a tile for each block of the cluster.  named: whether the loop is told of it."""
+    names = tuple(f"g{i}" for i in range(len(grid)))
+    axes = tuple(f"c{i}" for i in range(len(cluster)))
+
+    def body(x, o):
+        axis = "wg" if threads > 1 else None
+
+        @plgpu.dynamic_scheduling_loop(names, thread_axis=axis, cluster_axes=axes if named else ())
+        def _(info):
+            at = (*info.index, *map(lax.axis_index, axes), *([lax.axis_index("wg")] if threads > 1 else []))
+            o[at] = plgpu.load(x.at[at], layout=plgpu.Layout.WG_STRIDED) * 2
+
+    shape = (*grid, *cluster, *((threads,) if threads > 1 else ()), 128)
+    x = np.random.default_rng(0).standard_normal(shape).astype(F)
+    options = dict(grid=grid, grid_names=names, cluster=cluster, cluster_names=axes)
+    return body, x, options | (dict(num_threads=threads, thread_name="wg") if threads > 1 else {})
+
+
+CLUSTERS = [dict(), dict(threads=2, grid=(7,)), dict(cluster=(2, 2), grid=(2, 3)), dict(cluster=(4,), grid=(1,))]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.parametrize("how", CLUSTERS, ids=str)
+def test_every_place_of_a_cluster_once(params, how):
+    """The blocks of a cluster take over the places of another one together."""
+    body, x, options = in_clusters(**how)
+    (got,) = simulate(planned(body, out(*x.shape), x, **options), [x], SimulatorParams(**params))
+    np.testing.assert_array_equal(got, 2 * x)
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_the_other_block_has_not_read_the_answer(params):
+    """An answer goes to all blocks, so all must have read the one before: word of the own block is not enough."""
+    body, x, options = in_clusters(named=False, grid=(9,))
+    with pytest.raises((Race, plgpu.errors.BarrierMisuse, Deadlock)):
+        simulate(planned(body, out(*x.shape), x, **options), [x], SimulatorParams(**params))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_every_block_of_a_cluster_calls(first):
+    """One that does not gets an answer that it does not expect; if it is the first, nobody asks."""
+
+    def body(o, result, full):
+        me = lax.axis_index("c")
+
+        @plgpu.when(me == (0 if first else 1))
+        def _():
+            plgpu.try_cluster_cancel(result, full)
+            plgpu.barrier_wait(full)
+
+        o[me] = me
+
+    scratch = [plgpu.TryClusterCancelResult(), plgpu.Barrier()]
+    options = dict(grid=(2,), grid_names=("g",), cluster=(2,), cluster_names=("c",), scratch_types=scratch)
+    plan = planned(body, out(2, dtype=np.int32), **options)
+    with pytest.raises((plgpu.errors.BarrierMisuse, plgpu.errors.Leak) if first else Deadlock):
+        simulate(plan, [])
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
+@pytest.mark.parametrize("how", CLUSTERS[:3], ids=str)
+def test_machine_code_of_clusters(compiled, arch, how):
+    """One request by the first block, for all; each block expects the answer; arrivals have the cluster's scope."""
+    body, x, options = in_clusters(**how)
+    plan = planned(body, out(*x.shape), x, arch=arch, **options)
+    report = compiled(plan)
+    assert report.complaints() == [] and report.mnemonics["UGETNEXTWORKID"] == 1
+    kernel = emit(plan).split("kernel.cu")[-1]
+    assert kernel.count("if (rank == 0) try_cluster_cancel_all(") == 1 and kernel.count("try_cluster_cancel(") == 0
+    assert kernel.count("expect_tx(bar, 16)") == 1 and "mbarrier_arrive_cluster(" not in kernel
+    assert "mbarrier_arrive_cluster_release(" in kernel and "mbarrier_wait_cluster(" in kernel

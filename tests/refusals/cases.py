@@ -680,11 +680,32 @@ case(
 )
 
 
+# ---- other blocks' shared memory ---------------------------------------------------------------------------------------------
+def at_peer(tile: Any, index: Any = 0, axis: str = "c") -> Any:
+    return plgpu.cluster_ref(tile, {axis: index})
+
+
+def peer_of_peer(s: Any) -> None:
+    at_peer(at_peer(s), 1)[0] = jnp.float32(1)
+
+
+def store_to_peer(**where: Any) -> Callable[..., Any]:
+    def body(s: Any) -> None:
+        at_peer(s, **where)[0] = jnp.float32(1)
+
+    return body
+
+
+case("a copy to another block", load(to=at_peer), x(64, 32), scratch=[smem(64, 32), BAR], **PAIR)
+case("an axis that the cluster lacks", store_to_peer(axis="d"), scratch=[smem(4)], **PAIR)
+case("a block outside of the cluster", store_to_peer(index=2), scratch=[smem(4)], **PAIR)
+case("a peer's peer", peer_of_peer, scratch=[smem(4)], **PAIR)
+
+
 # ---- cluster launch control ---------------------------------------------------------------------------------------------------
 RESULT = plgpu.TryClusterCancelResult()
 ASK = [RESULT, plgpu.Barrier()]
 case("launch control on Hopper", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK)
-case("launch control in a cluster", lambda r, b: plgpu.try_cluster_cancel(r, b), scratch=ASK, **CLUSTER)
 case(
     "launch control of an axis that is none",
     lambda r, b: plgpu.query_cluster_cancel(r, "x"),

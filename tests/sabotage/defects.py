@@ -130,6 +130,28 @@ _fine("cluster", "each block loads all of B", "D12 does not apply without multic
 _fine("cluster", "B before A", "C9: copies of one phase in any order", move(B, before=A))
 _fine("cluster", "the slot is released a little later", "C8", move(RELEASE, after="wgmma_wait"))
 
+# ---- exchange: stores into the other block's shared memory, loads from it --------------------------------------------
+_ = _of("exchange")
+FILL, TAKE, FULL, EMPTY = "swap tile", "copy_smem_to_gmem tile", "barrier_wait full", "barrier_wait empty"
+WRITE, READ, READY, DONE = "swap row", "load#2", "barrier_wait ready", "barrier_wait read"
+_("no commit_smem before the other block's TMA reads", "B4", delete("commit_smem"), RACE, FILL, TAKE)
+_("commit_smem before the stores", "B4", move("commit_smem", before=FILL), RACE, FILL, TAKE)
+_("told of before it is stored", "B2", move("barrier_arrive full", before=FILL), UNREAD, FILL, TAKE)
+_("the other block's tile is not waited for", "B2", delete(FULL), UNREAD, FILL, TAKE)
+_("only the own block is told", "J", barrier("full", collective_axes=()), (*UNREAD, *OVERRUN), FILL, TAKE)
+_("a slot of the other block is refilled unasked", "C6", delete(f"when({EMPTY})"), OVERRUN, FILL, TAKE, "barrier_arrive full")
+_("a slot is released while its store reads it", "D7", move("barrier_arrive empty", before="wait_smem_to_gmem"), RACE, FILL, TAKE)
+_("the own block's word for a slot of the other", "C8", barrier("empty", collective_axes=()), RACE, FILL, TAKE)
+_("the other slot is filled", "B2", slot(FILL, "tile"), UNREAD, FILL, TAKE)
+_("the row is not waited for", "B2", delete(READY), UNREAD, WRITE, READ)
+_("the row is overwritten unasked", "B2", delete(f"when({DONE})"), OVERRUN, WRITE, READ, "barrier_arrive ready")
+_("the row is given back before it is read", "B2", move("barrier_arrive read", before=READ), RACE, WRITE, READ)
+_("the row is told of before it is there", "B2", move("barrier_arrive ready", before=WRITE), UNREAD, WRITE, READ)
+_("the own block's word for the other's row", "B2", barrier("ready", collective_axes=()), UNREAD, WRITE, READ)
+_("nobody gives the row back", "J", delete("barrier_arrive read"), DEADLOCK, DONE, READY, FULL, EMPTY)
+_fine("exchange", "slots are given back a little later", "C6", move("barrier_arrive empty", after="wait_smem_to_gmem"))
+_fine("exchange", "two commit_smem", "B3: a fence more", double("commit_smem"))
+
 # ---- persistent: the ring goes on from tile to tile -----------------------------------------------------------------
 _ = _of("persistent")
 LAST_RELEASE, STORE, SWAP = "barrier_arrive empty#1", "copy_smem_to_gmem o_tile", "swap o_tile"

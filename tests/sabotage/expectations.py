@@ -190,6 +190,8 @@ VALUE: dict[str, str] = {
     "through_memory: for(barrier_wait ready): upper bound -1": _LEFT_OUT,
     "relay: for(barrier_wait free): upper bound -1": _LEFT_OUT,
     "staged: for(barrier_wait full): lower bound +1": _AHEAD,
+    "exchange: for(barrier_wait ready): lower bound +1": "the rows go where those behind them belong",
+    "exchange: for(barrier_wait ready): upper bound -1": _LEFT_OUT,
     "staged: for(barrier_wait full): upper bound -1": _LEFT_OUT,
     "sm100_tiles: for(barrier_wait done): lower bound +1": "the tiles go where those behind them belong",
     "sm100_tiles: for(barrier_wait done): upper bound -1": _LEFT_OUT,

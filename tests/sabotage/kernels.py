@@ -20,7 +20,7 @@ from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 
-from . import handwritten, handwritten100  # noqa: F401  (add their kernels)
+from . import handwritten, handwritten100, handwritten_peers  # noqa: F401  (add their kernels)
 from .cases import BF16, MAKERS, Case, case, f32, maker, random
 
 __all__ = ["MUTATED", "NAMES", "Case", "case"]

@@ -37,7 +37,7 @@ def test_what_the_rows_name_exists() -> None:
     folder = pathlib.Path(mosaic_gpu.__file__).parent / "simulator"
     code = "\n".join(p.read_text() for p in folder.glob("*.py"))
     tests = {p.name: p.read_text() for p in pathlib.Path(__file__).parent.glob("test_*.py")}
-    for name in ("test_scales.py", "test_launch_control.py"):
+    for name in ("test_scales.py", "test_launch_control.py", "test_cluster_ref.py"):
         tests[name] = (pathlib.Path(__file__).parents[1] / "ops" / name).read_text()
     tests_text = "\n".join(tests.values())
     for rule, symbols, proofs in rows("Rules that are kept"):

@@ -13,7 +13,7 @@ from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.tune import space
 from mosaic_gpu.tune.accuracy import FLOOR, Judge, plain_attention
-from mosaic_gpu.tune.chip import H200
+from mosaic_gpu.tune.chip import B200, B300, H200
 from mosaic_gpu.tune.measure import AttentionBench, GpuTimer, input_sets, random_inputs, sets_for, timed
 from mosaic_gpu.tune.space import points
 from mosaic_gpu.tune.tunable import find_tunable
@@ -106,6 +106,32 @@ def test_the_estimate_ranks_what_was_measured():
     estimates = [t.cost(full, t.config(**fields), H200) * 1e6 for fields, _ in measured]
     assert estimates == sorted(estimates)
     assert all(abs(e / m - 1) < 0.12 for e, (_, m) in zip(estimates, measured, strict=True)), estimates
+
+
+def test_the_estimate_of_blackwell_knows_what_binds():
+    """It was never measured; but what a field is for must show, on the chip and shape where it matters."""
+    t = find_tunable("attention", "sm100")
+    assert t.slack > find_tunable("attention", "sm90").slack
+
+    def cost(shape="b4s4096h32d128", chip=B200, causal=False, **fields):
+        w = t.parse(shape, causal=causal)
+        config = t.config(**{"kv_slots": 2, **fields})
+        t.fits(w, config)
+        return t.cost(w, config, chip)
+
+    assert cost(emulated_columns=32) < cost()  # special function units bind on a B200,
+    assert cost(emulated_columns=32, chip=B300) >= cost(chip=B300)  # and have twice the rate on a B300
+    assert cost(chip=B300) < cost()
+    assert cost(rescale_threshold=0.0) > cost()
+    assert cost(query_tiles=1) > cost()
+    assert cost(p_parts=2) < cost()
+    assert cost(kv_slots=1, tile_k=64) > cost(tile_k=64)  # latency
+    assert cost(pair=True, emulated_columns=32) <= cost(emulated_columns=32)
+    assert cost(persistent=False) > cost() == cost(persistent=False, dynamic=True)
+    assert 0.5 < cost(causal=True) / cost() < 0.65  # half, and what the diagonal costs
+    w = t.parse("b4s4096h32d128")
+    seconds = w.flops / B200.peak_flops
+    assert seconds < cost(emulated_columns=32) < 2 * seconds  # under the roof, and not far
 
 
 def test_configs_from_json():

@@ -16,6 +16,13 @@ DI u32 cluster_rank() {
   return rank;
 }
 
+// What `p` in this block's shared memory is in that of block `cta_rank`.
+DI unsigned char* shared_of_block(unsigned char* p, u32 cta_rank) {
+  unsigned char* remote;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(p), "r"(cta_rank));
+  return remote;
+}
+
 // Shared address, in the cluster's window, of what `address` is in block `cta_rank`.
 DI u32 cluster_address(u32 address, u32 cta_rank) {
   u32 remote;

@@ -2,6 +2,8 @@
 
 DI void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+DI void fence_proxy_async_cluster() { asm volatile("fence.proxy.async.shared::cluster;" ::: "memory"); }
+
 DI void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 DI void fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }

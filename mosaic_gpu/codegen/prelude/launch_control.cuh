@@ -6,6 +6,15 @@ DI void try_cluster_cancel(u32 answer, u32 bar) {
       : "memory");
 }
 
+// The same for the place of a whole cluster: the answer comes to each block of this one, and counts on its barrier.
+DI void try_cluster_cancel_all(u32 answer, u32 bar) {
+  asm volatile(
+      "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 "
+      "[%0], [%1];" ::"r"(answer),
+      "r"(bar)
+      : "memory");
+}
+
 // Whether an answer holds a place, and which: x, y and z of that block.  Fenced, so that the next answer may overwrite it once
 // all who read it have arrived on a barrier.
 DI bool query_cluster_cancel(u32 answer, int* block) {
