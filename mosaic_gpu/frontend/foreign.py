@@ -15,6 +15,7 @@ SHAPE = re.compile(
 )
 DTYPE = re.compile(r"Invalid dtype for `(\w+)`\. Ref dtype: (\w+)\. Value dtype: (\w+)")
 RANK = re.compile(rf"`indices` must not be longer than `shape`: indices=(.*), shape={_TUPLE}", re.S)
+NEW_AXIS = re.compile(r"^not enough values to unpack \(expected 1, got 0\)$")
 STEP = re.compile("slice must have a step|slice step cannot be zero")
 REF_AS_ARRAY = re.compile(
     r"'AbstractRef' object has no attribute|requires ndarray or scalar arguments, got <class '[\w.]*Tracer'>"
@@ -55,6 +56,10 @@ def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
         )
     if STEP.search(text):
         return UnsupportedCall(f"{text}: a Ref is read and written upwards. Turn the array around: jnp.flip", line)
+    if NEW_AXIS.search(text):
+        return UnsupportedCall(
+            "None (a new axis) among a Ref's indices: read first, then add the axis, ref[...][:, None]", line
+        )
     if REF_AS_ARRAY.search(text):
         return UnsupportedCall("a Ref is used as an array: read it first, ref[...]", line)
     return None

@@ -181,7 +181,11 @@ def literal(value: Any, dtype: Any) -> Literal:
         return Literal(bool(array), name)
     if np.issubdtype(np.dtype(dtype), np.integer):
         return Literal(int(array), name)
-    return Literal(float(array.astype(np.dtype(dtype)).astype(np.float64)), name)
+    if np.issubdtype(np.dtype(dtype), np.complexfloating):
+        raise UnsupportedPrimitive(
+            f"the {name} constant {value}: a kernel has no complex numbers; compute with two arrays"
+        )
+    return Literal(float(array.astype(np.dtype(dtype)).real.astype(np.float64)), name)
 
 
 def plain(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -86,8 +86,18 @@ def _in_double(expression: str) -> str:
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """Integers towards zero, as C does: what is left without the rest divides evenly."""
-    return (a - np.fmod(a, b)) // b if a.dtype.kind in "iu" else a / b
+    """Integers towards zero, as C does: what is left without the rest divides evenly.  By zero, all bits are set, as in JAX."""
+    if a.dtype.kind not in "iu":
+        return a / b
+    by = np.where(b == 0, np.ones_like(b), b)
+    return np.where(b == 0, np.array(-1).astype(a.dtype), (a - np.fmod(a, by)) // by)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    """With the sign of `a`, as in C; of integers by zero it is `a`, as in JAX."""
+    if a.dtype.kind not in "iu":
+        return np.fmod(a, b)
+    return np.where(b == 0, a, np.fmod(a, np.where(b == 0, np.ones_like(b), b)))
 
 
 def _special(name: str) -> Callable[[Any], Any]:
@@ -145,8 +155,8 @@ ROWS = (
     Row("add", operator.add, "{0} + {1}", "{0} + {1}", "{0} || {1}"),
     Row("sub", operator.sub, "{0} - {1}", "{0} - {1}"),
     Row("mul", operator.mul, "{0} * {1}", "{0} * {1}", "{0} && {1}"),
-    Row("div", _divide, "{0} / {1}", "{0} / {1}", approx="__fdividef({0}, {1})"),
-    Row("rem", np.fmod, "fmodf({0}, {1})", "{0} % {1}"),
+    Row("div", _divide, "{0} / {1}", "({1} == 0 ? -1 : {0} / {1})", approx="__fdividef({0}, {1})"),
+    Row("rem", _remainder, "fmodf({0}, {1})", "({1} == 0 ? {0} : {0} % {1})"),
     Row("max", np.maximum, "max_nan({0}, {1})", "({0} > {1} ? {0} : {1})", "{0} || {1}", "fmaxf({0}, {1})"),
     Row("min", np.minimum, "min_nan({0}, {1})", "({0} < {1} ? {0} : {1})", "{0} && {1}", "fminf({0}, {1})"),
     Row("and", operator.and_, None, "{0} & {1}", "{0} && {1}"),

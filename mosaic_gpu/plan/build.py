@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import Line, MosaicGpuError, UnsupportedCall
+from ..errors import Line, MosaicGpuError, UnsupportedCall, UnsupportedPrimitive
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
+from ..layouts.shared import ITEM_BITS
 from ..ops import registry
 from ..ops.debug import print_layouts
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
-from ..program import Equation, Program, Value, refs_of
+from ..program import Equation, Program, Value, refs_of, walk
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .peers import accesses, check_peer, met_by_peers, reaches_peers
@@ -164,6 +165,8 @@ def build_plan(program: Program, arch: str) -> Plan:
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
     ctx = PlanContext(program, arch, resources)
+    for _, equations in resolved:
+        refuse_types(equations)
     planned = []
     met = met_by_peers(e for _, e in resolved) if math.prod(program.cluster) > 1 else frozenset()
     ctx.reaches_peers = reaches_peers(e for _, e in resolved)
@@ -217,6 +220,20 @@ def build_plan(program: Program, arch: str) -> Plan:
         tuple(notes),
         early,
     )
+
+
+def refuse_types(equations: Sequence[Equation]) -> None:
+    """UnsupportedPrimitive for values of types that a kernel has no registers for, and for reductions of no elements."""
+    for e in walk(tuple(equations)):
+        for v in e.results:
+            if v.space is None and v.dtype not in ITEM_BITS and not v.dtype.startswith("key<"):
+                raise UnsupportedPrimitive(
+                    f"{e.op} makes {v.dtype} values: a kernel computes in {', '.join(ITEM_BITS)}; convert outside, or pass the "
+                    "parts (real and imaginary, or bytes) as arrays of their own",
+                    e.line,
+                )
+        if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
+            raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 
 
 def _name(s: Split, program: Program) -> str:
