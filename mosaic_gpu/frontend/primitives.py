@@ -181,10 +181,7 @@ def literal(value: Any, dtype: Any) -> Literal:
         return Literal(bool(array), name)
     if np.issubdtype(np.dtype(dtype), np.integer):
         return Literal(int(array), name)
-    if np.issubdtype(np.dtype(dtype), np.complexfloating):
-        raise UnsupportedPrimitive(
-            f"the {name} constant {value}: a kernel has no complex numbers; compute with two arrays"
-        )
+    # A complex constant is used in what has a complex result, and that the plan refuses at its line.
     return Literal(float(array.astype(np.dtype(dtype)).real.astype(np.float64)), name)
 
 
