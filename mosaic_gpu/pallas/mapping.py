@@ -126,25 +126,32 @@ class GridMapping:
         return tuple(x for i, x in enumerate(per_axis) if i not in self.vmapped)
 
 
-def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], list[Any]]:
-    """The grid as sizes, and the operands for its dynamic ones."""
+def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], list[Any]]:
+    """The grid as sizes, the names of its axes, and the operands for its dynamic sizes."""
     if isinstance(grid, str) or (not hasattr(grid, "__iter__") and not isinstance(grid, (int, np.integer))):
         if not hasattr(grid, "dtype"):
-            arguments.refuse(WHERE, "grid", grid, "an int or a tuple of ints and int32 scalars")
+            arguments.refuse(WHERE, "grid", grid, "an int or a tuple of ints, int32 scalars and (name, size)")
     entries = tuple(grid) if hasattr(grid, "__iter__") and not hasattr(grid, "dtype") else (grid,)
     sizes: list[GridSize] = []
+    names: list[str | None] = []
     bounds = []
     for i, n in enumerate(entries):
+        named = isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str)
+        names.append(n[0] if named else None)
+        n = n[1] if named else n
         if is_scalar(n) or (isinstance(n, jax.Array) and not n.shape):
+            if named:
+                raise UnsupportedCall(
+                    f"{WHERE}: grid[{i}]: a named axis has a size known before the call; leave the name out"
+                )
             sizes.append(dynamic)
             bounds.append(jnp.asarray(n, jnp.int32))
-        elif isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str):
-            raise UnsupportedCall(
-                f"{WHERE}: grid[{i}]={n}: named axes of a grid are `kernel`'s (grid_names); here use program_id({i})"
-            )
         else:
             sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0))
-    return tuple(sizes), bounds
+    given = [n for n in names if n is not None]
+    if len(set(given)) != len(given):
+        raise ValueError(f"{WHERE}: grid={entries}: axes share a name")
+    return tuple(sizes), tuple(names), bounds
 
 
 def specs_of(specs: Any, tree: Any, which: str, what: str) -> list[Any]:
@@ -152,8 +159,6 @@ def specs_of(specs: Any, tree: Any, which: str, what: str) -> list[Any]:
     count = tree.num_leaves
     if isinstance(specs, _NoBlockSpec):
         return [BlockSpec()] * count
-    if which == "in_specs" and not isinstance(specs, (tuple, list)):
-        raise ValueError(f"`in_specs` must be a tuple or a list. Found: {arguments.shown(specs)}")
     given = tuple(specs) if isinstance(specs, list) else specs
     leaves, structure = jax.tree.flatten(given, is_leaf=_is_spec)
     for leaf in leaves:
@@ -187,7 +192,10 @@ def _mismatch(specs: Any, values: Any, which: str, what: str) -> str:
                     compare(a[k], b[k], f"{path}[{k!r}]")
         elif isinstance(a, (tuple, list)):
             if len(a) != len(b):
-                found.append(f"{at}`{which}` has {len(a)} entries but `{what}` {len(b)}")
+                kind = type(a).__name__
+                found.append(
+                    f"{at}`{which}` is a {kind} of length {len(a)} but `{what}` is a {kind} of length {len(b)}"
+                )
             else:
                 for i, (x, y) in enumerate(zip(a, b, strict=True)):
                     compare(x, y, f"{path}[{i}]")
@@ -252,7 +260,7 @@ def _traced_index(spec: BlockSpec, name: str, shape: Sequence[int], rank: int, p
             )
         for i, x in enumerate(found):
             if np.shape(x) or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-                kind = jax.typeof(x) if hasattr(x, "aval") else arguments.shown(x)
+                kind = jax.typeof(x) if hasattr(x, "aval") else f"{type(x).__name__} ({arguments.shown(x)})"
                 raise ValueError(f"{what} must return integer scalars. Output[{i}] has type {kind}.")
         return [x if isinstance(x, int) or x.dtype == jnp.int32 else jnp.asarray(x, jnp.int32) for x in found]
 

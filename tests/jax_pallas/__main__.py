@@ -12,6 +12,8 @@ import time
 
 from . import suite
 
+PARTS = 16  # of a file, so that no process waits long for another one
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.jax_pallas", description=__doc__)
@@ -27,11 +29,11 @@ def main() -> int:
     expected = suite.expectations(pathlib.Path(__file__).with_name("expected.toml"))
     root = pathlib.Path(source) / "tests" / "pallas"
     left_out = [e for e in expected if e.kind == "excluded"]
-    jobs = [(str(root / f"{f}.py"), i, 4, args.patterns) for f in args.files for i in range(4)]
+    jobs = [(str(root / f"{f}.py"), i, PARTS, args.patterns) for f in args.files for i in range(PARTS)]
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     wrong, begin = 0, time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        for found in pool.imap(suite.part_of, jobs, chunksize=1):
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for found in pool.imap_unordered(suite.part_of, jobs, chunksize=1):
             for outcome, seconds in found:
                 kind = "excluded" if any(e.covers(outcome.test) for e in left_out) else outcome.kind
                 table[outcome.test.split("::")[0]][kind] += 1
@@ -43,7 +45,7 @@ def main() -> int:
         pool.join()
     columns = ("passed", "refused", "failed", "skipped", "excluded")
     print(f"| file | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-    for file, counts in table.items():
+    for file, counts in sorted(table.items()):
         print(f"| {file} | {' | '.join(str(counts[c]) for c in columns)} |")
     print(f"{wrong} not as expected, {time.monotonic() - begin:.0f} s")
     return bool(wrong)

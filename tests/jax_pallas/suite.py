@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import pathlib
 import re
 import signal
@@ -22,7 +23,13 @@ from collections.abc import Iterator, Sequence
 
 from mosaic_gpu import errors
 
-FILES = ("pallas_test", "pallas_vmap_test", "indexing_test", "ops_test", "pallas_shape_poly_test", "pallas_cost_estimate_test")
+FILES = (
+    "pallas_test",
+    "pallas_vmap_test",
+    "indexing_test",
+    "ops_test",
+    "pallas_shape_poly_test",
+)
 """Files about `pallas_call` itself; the others are of one backend (tpu_*, gpu_*, mgpu_*, triton_*) or of other tools."""
 
 HERE = "tests.jax_pallas.stand_ins"
@@ -36,7 +43,7 @@ IMPORTS = (
         rf"from jax._src import test_util as _jtu; \2 = {HERE}.test_cases(_jtu)",
     ),
 )
-LIMIT = 40  # seconds a test
+LIMIT = 25  # seconds a test
 
 
 def with_our_imports(source: str) -> str:
@@ -76,6 +83,7 @@ def expectations(path: pathlib.Path) -> list[Expectation]:
     return found
 
 
+@functools.cache
 def load(path: pathlib.Path) -> types.ModuleType:
     """A test file as a module with our imports."""
     module = types.ModuleType(f"jax_pallas_{path.stem}")
@@ -127,7 +135,11 @@ def run(name: str, test: unittest.TestCase) -> Outcome:
 def part_of(job: tuple[str, int, int, Sequence[str]]) -> list[tuple[Outcome, float]]:
     """Outcomes and seconds of (path, i, n, patterns): of a file's tests that match, every n-th from the i-th."""
     path, first, step, patterns = job
-    chosen = [(n, t) for n, t in cases(load(pathlib.Path(path))) if not patterns or any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    chosen = [
+        (n, t)
+        for n, t in cases(load(pathlib.Path(path)))
+        if not patterns or any(fnmatch.fnmatchcase(n, p) for p in patterns)
+    ]
     found = []
     for name, test in chosen[first::step]:
         start = time.monotonic()
