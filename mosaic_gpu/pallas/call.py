@@ -25,7 +25,7 @@ from ..frontend.tracebacks import shortened
 from ..memory import GMEM_SPACE
 from ..simulator.params import SimulatorParams
 from . import backends, batching, derivative
-from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, specs_of
+from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, no_symbols, specs_of
 from .named import with_program_ids
 from .specs import CostEstimate, GridSpec, no_block_spec
 
@@ -158,6 +158,8 @@ class _PallasCall:
         paths, tree = jax.tree_util.tree_flatten_with_path(args)
         names = ["args" + jax.tree_util.keystr(path) for path, _ in paths]
         leaves = [_array(n, x) for n, (_, x) in zip(names, paths, strict=True)]
+        for name, x in zip(names, leaves, strict=True):
+            no_symbols(f"{name} of shape {x.shape}", x.shape)
         avals = tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
         key = (sizes, axes, tree, tuple((a.shape, a.dtype) for a in avals))
         if key not in self.calls:
@@ -199,6 +201,8 @@ def _trace(
     out_names = [
         "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(p.out_shape)[0]
     ]
+    for name, x in zip(out_names, outs, strict=True):
+        no_symbols(f"{name} of shape {tuple(x.shape)}", x.shape)
     index_of = (prefetch, fetched_tree)
     blocks: list[BlockMapping] = []
     inputs = jax.tree.structure(tuple(args[count:]))

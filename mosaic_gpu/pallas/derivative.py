@@ -59,7 +59,8 @@ def register(pallas_call_p: Any) -> None:
     def reverse(*_: Any, call: Call) -> Any:
         raise UnsupportedCall(
             f"pallas_call {call.name.removesuffix('_jvp')} has no reverse-mode derivative (only jax.jvp): wrap it in a "
-            "function with jax.custom_vjp and give the derivative there, or stop the gradient before it with jax.lax.stop_gradient",
+            "function with jax.custom_vjp and give the derivative there, or stop the gradient before it with "
+            "jax.lax.stop_gradient",
             call.line,
         )
 

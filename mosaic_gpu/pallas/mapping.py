@@ -21,6 +21,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.ref import AbstractRef
 
 from .. import arguments
@@ -30,7 +31,7 @@ from ..frontend.trace import function_line
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
 from .blocks import kept_shape, why_no_tma
 from .pipeline import check_dims, is_scalar
-from .specs import BlockDim, BlockSpec, _NoBlockSpec, no_block_spec
+from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
 WHERE = "pallas_call"
 
@@ -126,6 +127,15 @@ class GridMapping:
         return tuple(x for i, x in enumerate(per_axis) if i not in self.vmapped)
 
 
+def no_symbols(what: str, sizes: Sequence[Any]) -> None:
+    """Raises UnsupportedCall where a size is a symbol of `jax.export`."""
+    if any(export.is_symbolic_dim(n) for n in sizes):
+        raise UnsupportedCall(
+            f"{WHERE}: {what}: shapes that are symbols (jax.export.symbolic_shape) cannot be exported: blocks and tensor maps "
+            "need numbers. Export for each shape, or make the grid's size an int32 operand"
+        )
+
+
 def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], list[Any]]:
     """The grid as sizes, the names of its axes, and the operands for its dynamic sizes."""
     if isinstance(grid, str) or (not hasattr(grid, "__iter__") and not isinstance(grid, (int, np.integer))):
@@ -147,6 +157,7 @@ def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], li
             sizes.append(dynamic)
             bounds.append(jnp.asarray(n, jnp.int32))
         else:
+            no_symbols(f"grid[{i}]={n}", (n,))
             sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0))
     given = [n for n in names if n is not None]
     if len(set(given)) != len(given):
@@ -223,7 +234,7 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
     whole = spec.block_shape is None and in_gmem
     delay = arguments.whole(WHERE, f"delay_release of {name}", spec.delay_release, 0)
     depth = None if spec.pipeline_mode is None else spec.depth(WHERE, name, 1)
-    return BlockMapping(
+    mapping = BlockMapping(
         name,
         shape,
         np.dtype(dtype),
@@ -235,6 +246,13 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         spec.checked_transforms(WHERE, name),
         spec.line,
     )
+    if mapping.dims and not mapping.staged and any(isinstance(d, Element) and d.padding[0] for d in dims):
+        raise UnsupportedCall(
+            f"{WHERE}: {name}: padding in front of an array (Element) is TMA's doing, and these blocks stay in global memory: "
+            f"{mapping.why_not or 'the spec says so'}. Pad the array with jnp.pad",
+            spec.line,
+        )
+    return mapping
 
 
 def _index_types(rank: int, prefetch: Sequence[jax.core.ShapedArray]) -> list[Any]:

@@ -44,12 +44,13 @@ def call(*args, shape=SHAPE, body=copy, **options):
 
 
 CAPTURED = jnp.arange(4.0)
+(N,) = jax.export.symbolic_shape("n")
 WRONG = {
     "no tuple of specs": (call(in_specs=spec()), ValueError, "`in_specs` must be a tuple or a list"),
     "too few specs": (
         call(X, X, in_specs=[spec()], body=lambda x, y, o: None),
         ValueError,
-        r"Pytree for `in_specs` and `inputs` do not match. There are 1 mismatches.*`in_specs` is a tuple of length 1 but `inputs` is a tuple of length 2",
+        r"Pytree for `in_specs` and `inputs` do not match.*`in_specs` is a tuple of length 1 but `inputs` is a tuple of length 2",
     ),
     "a spec for a tree": (
         call({"w": X}, in_specs=[spec()]),
@@ -117,8 +118,19 @@ WRONG = {
     "out_shape": (call(shape=(64, 128)), TypeError, "out_shape must be jax.ShapeDtypeStruct"),
     "grid": (call(grid="x"), TypeError, "grid must be an int or a tuple"),
     "grid's entry": (call(grid=(1.5,)), TypeError, r"grid\[0\] must be a whole number"),
+    "padding in front of blocks in place": (
+        call(in_specs=[spec(plgpu.Element(64, (1, 0)), 128, memory_space=plgpu.ANY)]),
+        UnsupportedCall,
+        "padding in front of an array .* the spec says so. Pad the array",
+    ),
     "two axes of a name": (call(grid=(("i", 2), ("i", 1))), ValueError, "axes share a name"),
     "a named axis of unknown size": (call(grid=(("i", jnp.int32(2)),)), UnsupportedCall, "leave the name out"),
+    "a symbolic grid": (call(grid=(N,)), UnsupportedCall, r"grid\[0\]=n: shapes that are symbols"),
+    "a symbolic output": (
+        call(shape=out(N, 128)),
+        UnsupportedCall,
+        "outputs.*: shapes that are symbols .* cannot be exported",
+    ),
     "memory space": (call(in_specs=[spec(memory_space="vmem")]), TypeError, r"memory_space of args\[0\]"),
     "pipeline mode": (
         call(in_specs=[spec(pipeline_mode="x")]),
