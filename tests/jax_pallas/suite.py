@@ -165,8 +165,10 @@ class _Result(unittest.TestResult):
 def verdict(outcome: Outcome, expected: Sequence[Expectation]) -> str | None:
     """What is wrong with an outcome; None: it is as expected."""
     listed = next((e for e in expected if e.covers(outcome.test)), None)
-    if outcome.kind in ("passed", "skipped"):
-        return None if listed is None or listed.kind == "excluded" else f"{outcome.kind}, expected to be {listed.kind}"
+    if outcome.kind == "skipped":
+        return None
+    if outcome.kind == "passed":
+        return None if listed is None else f"passed, expected to be {listed.kind}"
     if listed is None:
         return f"{outcome.kind}: {outcome.why}"
     return None if outcome.kind == listed.kind else f"{outcome.kind}, expected to be {listed.kind}: {outcome.why}"
