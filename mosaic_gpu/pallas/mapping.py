@@ -34,6 +34,7 @@ from .pipeline import check_dims, is_scalar
 from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
 WHERE = "pallas_call"
+BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 class _Dynamic:
@@ -224,6 +225,12 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         left = f"{name} has no BlockSpec while others have one, so it stays where it is, in global memory (GMEM)"
         index = jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, prefetch[0]))
         return BlockMapping(name, shape, np.dtype(dtype), (), index, True, left=left)
+    if np.dtype(dtype).name in BELOW_A_BYTE:
+        raise UnsupportedCall(
+            f"{WHERE}: {name}: blocks of {np.dtype(dtype).name} cannot be read: memory here counts in bytes. Convert "
+            "to int8 outside, or pack two elements into a uint8",
+            getattr(spec, "line", None),
+        )
     dims = spec.dims(WHERE, name, shape)
     check_dims(WHERE, name, dims, spec)
     if spec.collective_axes:

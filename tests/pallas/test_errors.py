@@ -123,6 +123,11 @@ WRONG = {
         UnsupportedCall,
         "padding in front of an array .* the spec says so. Pad the array",
     ),
+    "half a byte": (
+        call(shape=out(64, 128, dtype=jnp.int4)),
+        UnsupportedCall,
+        "outputs: blocks of int4 cannot be read",
+    ),
     "two axes of a name": (call(grid=(("i", 2), ("i", 1))), ValueError, "axes share a name"),
     "a named axis of unknown size": (call(grid=(("i", jnp.int32(2)),)), UnsupportedCall, "leave the name out"),
     "a symbolic grid": (call(grid=(N,)), UnsupportedCall, r"grid\[0\]=n: shapes that are symbols"),
