@@ -4,8 +4,8 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, loop, when, when_any_in_warp, warp_map, core_map, WarpMesh, program_id, num_programs
-- numbers: ds, cdiv, div, rem, dim_size, exp2_fma
+- kernels: kernel, CompilerParams, run_scoped, when, loop, when_any_in_warp, warp_map, core_map, WarpMesh
+- numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
