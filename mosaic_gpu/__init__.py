@@ -4,8 +4,8 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, when, when_any_in_warp, warp_map, core_map, WarpMesh, program_id, num_programs
-- numbers: ds, cdiv, div, rem, dim_size, exp2_fma
+- kernels: kernel, CompilerParams, run_scoped, when, loop, when_any_in_warp, warp_map, core_map, WarpMesh
+- numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
 - barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop"),
     "frontend.kernel": ("kernel",),
-    "frontend.loops": ("WarpMesh", "cdiv", "core_map", "div", "ds", "rem", "run_scoped", "warp_map", "when"),
+    "frontend.loops": ("WarpMesh", "cdiv", "core_map", "div", "ds", "loop", "rem", "run_scoped", "warp_map", "when"),
     "frontend.peers": ("cluster_ref",),
     "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "RefUnion", "SMEM", "TMEM"),
     "layouts.registers": ("Layout",),
@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from .frontend.loops import core_map as core_map
     from .frontend.loops import div as div
     from .frontend.loops import ds as ds
+    from .frontend.loops import loop as loop
     from .frontend.loops import rem as rem
     from .frontend.loops import run_scoped as run_scoped
     from .frontend.loops import warp_map as warp_map

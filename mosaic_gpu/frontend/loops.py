@@ -39,6 +39,29 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     return run
 
 
+def loop(
+    lower: Any, upper: Any, *, init_carry: Any = None, step: Any = 1, unroll: int | bool | None = None
+) -> Callable[..., Any]:
+    """Decorator: run the function for lower, lower + step, ... below `upper`, as `jax.lax.fori_loop` does.
+
+    Without `init_carry` it is called with the index; else with the index and the carry, whose next value it returns, and the
+    decorated name is the last one.
+    """
+    for name, x in (("lower", lower), ("upper", upper), ("step", step)):
+        _integer("loop", name, x)
+
+    def run(body: Callable[..., Any]) -> Any:
+        arguments.function("loop", "the decorated object", body)
+
+        def one(i: Any, carry: Any) -> Any:
+            at = lower + i * step
+            return body(at) if init_carry is None else body(at, carry)
+
+        return jax.lax.fori_loop(0, cdiv(upper - lower, step), one, init_carry, unroll=unroll)
+
+    return run
+
+
 def ds(start: Any, size: int) -> Any:
     """A slice of `size` elements from `start` (which may be traced)."""
     _integer("ds", "start", start)

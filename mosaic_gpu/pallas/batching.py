@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
+from jax.interpreters import batching
 
-from ..errors import UnsupportedCall
 from .mapping import BlockMapping
 from .specs import Blocked, squeezed
 
@@ -51,7 +50,6 @@ def register(pallas_call_p: Any) -> None:
         return pallas_call_p.bind(*args, call=grown(call, size, tuple(dims[scalars:]))), [0] * outs
 
     batching.primitive_batchers[pallas_call_p] = batch
-    ad.primitive_jvps[pallas_call_p] = _differentiate
 
 
 @functools.lru_cache(maxsize=256)
@@ -102,12 +100,3 @@ def _loop(pallas_call_p: Any, args: Sequence[Any], dims: Sequence[int | None], s
         return [jax.lax.dynamic_update_index_in_dim(o, r, i, 0) for o, r in zip(outs, results, strict=True)]
 
     return jax.lax.fori_loop(0, size, one, outs)  # type: ignore[no-any-return]
-
-
-def _differentiate(primals: Any, tangents: Any, *, call: Call) -> NoReturn:
-    raise UnsupportedCall(
-        f"pallas_call {call.name} cannot be differentiated: a body over Refs has no derivative rule. Wrap the call in a function "
-        "with jax.custom_vjp (or jax.custom_jvp) and give the derivative there, or stop the gradient before it with "
-        "jax.lax.stop_gradient",
-        call.line,
-    )

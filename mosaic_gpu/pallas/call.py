@@ -24,8 +24,9 @@ from ..frontend.trace import function_line, raised_at
 from ..frontend.tracebacks import shortened
 from ..memory import GMEM_SPACE
 from ..simulator.params import SimulatorParams
-from . import backends, batching
-from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, specs_of
+from . import backends, batching, derivative
+from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, no_symbols, specs_of
+from .named import with_program_ids
 from .specs import CostEstimate, GridSpec, no_block_spec
 
 
@@ -116,6 +117,8 @@ def pallas_call(
     else:
         spec = GridSpec(grid, in_specs, out_specs, scratch_shapes)
     arguments.function(WHERE, "kernel", kernel)
+    if spec.in_specs is not no_block_spec and not isinstance(spec.in_specs, (tuple, list)):
+        raise ValueError(f"`in_specs` must be a tuple or a list. Found: {arguments.shown(spec.in_specs)}")
     interpret = bool(interpret) if interpret is None else interpret
     if not isinstance(interpret, (bool, SimulatorParams)):
         arguments.refuse(WHERE, "interpret", interpret, "True, False or plgpu.SimulatorParams(...)")
@@ -151,14 +154,16 @@ class _PallasCall:
 
     def traced(self, *args: Any) -> tuple[Call, Any, list[Any]]:
         """The call for arguments, the tree of its results and the operands of the primitive."""
-        sizes, bounds = grid_of(self.spec.grid)
+        sizes, axes, bounds = grid_of(self.spec.grid)
         paths, tree = jax.tree_util.tree_flatten_with_path(args)
         names = ["args" + jax.tree_util.keystr(path) for path, _ in paths]
         leaves = [_array(n, x) for n, (_, x) in zip(names, paths, strict=True)]
+        for name, x in zip(names, leaves, strict=True):
+            no_symbols(f"{name} of shape {x.shape}", x.shape)
         avals = tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
-        key = (sizes, tree, tuple((a.shape, a.dtype) for a in avals))
+        key = (sizes, axes, tree, tuple((a.shape, a.dtype) for a in avals))
         if key not in self.calls:
-            self.calls[key] = _trace(self, sizes, tree, names, avals)
+            self.calls[key] = _trace(self, sizes, axes, tree, names, avals)
         call, out_tree = self.calls[key]
         return call, out_tree, [*bounds, *leaves]
 
@@ -181,7 +186,9 @@ def _array(name: str, x: Any) -> Any:
     return jnp.asarray(x)
 
 
-def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Sequence[Any]) -> tuple[Call, Any]:
+def _trace(
+    p: _PallasCall, grid: Any, axes: Sequence[str | None], tree: Any, names: Sequence[str], avals: Sequence[Any]
+) -> tuple[Call, Any]:
     o, spec = p.options, p.spec
     args = jax.tree.unflatten(tree, range(len(avals)))
     count = arguments.whole(WHERE, "num_scalar_prefetch", spec.num_scalar_prefetch, 0, len(args))
@@ -194,6 +201,8 @@ def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Se
     out_names = [
         "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(p.out_shape)[0]
     ]
+    for name, x in zip(out_names, outs, strict=True):
+        no_symbols(f"{name} of shape {tuple(x.shape)}", x.shape)
     index_of = (prefetch, fetched_tree)
     blocks: list[BlockMapping] = []
     inputs = jax.tree.structure(tuple(args[count:]))
@@ -202,7 +211,7 @@ def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Se
     ):
         blocks.append(block_mapping(s, n, a.shape, a.dtype, len(grid), index_of))
     listed = jax.tree.structure(tuple(p.out_shape) if isinstance(p.out_shape, list) else p.out_shape)
-    for s, n, x in zip(specs_of(spec.out_specs, listed, "out_specs", "outputs"), out_names, outs, strict=True):
+    for s, n, x in zip(specs_of(spec.out_specs, listed, "out_specs", "out_shape"), out_names, outs, strict=True):
         blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
     mapping = GridMapping(grid, (), prefetch, tuple(blocks), len(outs))
     scratch = _scratch(spec.scratch_shapes)
@@ -217,15 +226,17 @@ def _trace(p: _PallasCall, grid: Any, tree: Any, names: Sequence[str], avals: Se
         result = p.body(*given, *(results if several else (results,)), *positional, **named)
         if result is not None:
             raise ValueError(
-                f"The kernel function {o['name']} at {function_line(p.body)} should return None. It returns a PyTree: "
-                f"{jax.tree.structure(result)}. Results are stored to output Refs: o_ref[...] = x"
+                f"The kernel function of the pallas_call, {o['name']} at {function_line(p.body)}, should return None. It "
+                f"returns a PyTree: {jax.tree.structure(result)}. Results are stored to output Refs: o_ref[...] = x"
             )
         return ()
 
     refs = [AbstractRef(a, memory_space=GMEM_SPACE) for a in prefetch]
     refs += [*(b.ref() for b in blocks), *(s.aval() for s in jax.tree.leaves(scratch, is_leaf=_is_type))]
     try:
-        closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body)(*refs))
+        env = [(a, n) for a, n in zip(axes, grid, strict=True) if a is not None]
+        closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body, axis_env=env)(*refs))
+        closed = closed.replace(jaxpr=with_program_ids(closed.jaxpr, axes)) if env else closed
     except (AttributeError, TypeError, ValueError) as error:
         from .lowering import memory_notes
 
@@ -290,12 +301,16 @@ def _aliases(given: dict[Any, Any], inputs: Sequence[Any], outs: Sequence[Any]) 
         a, b = inputs[i], outs[k]
         if tuple(a.shape) != tuple(b.shape) or np.dtype(a.dtype) != np.dtype(b.dtype):
             raise ValueError(
-                f"{text} referring to an input with abstract value {a.dtype}{list(a.shape)} and an output with a different one, "
-                f"{np.dtype(b.dtype)}{list(b.shape)}"
+                f"{text} referring to input[{i}] with abstract value {_shown(a)} and to output[{k}] with a "
+                f"different abstract value {_shown(b)}"
             )
     if len(set(given.values())) != len(given):
         raise ValueError(f"input_output_aliases={given}: one output cannot be the buffer of two inputs")
     return tuple(sorted(given.items()))
+
+
+def _shown(x: Any) -> str:
+    return f"{np.dtype(x.dtype)}[{','.join(map(str, x.shape))}]"
 
 
 def _cost(x: Any) -> CostEstimate | None:
@@ -321,6 +336,7 @@ def _impl(*operands: Any, call: Call) -> list[Any]:
 pallas_call_p.def_impl(_impl)
 
 batching.register(pallas_call_p)
+derivative.register(pallas_call_p)
 for _platform in ("cpu", "cuda", "rocm"):
     mlir.register_lowering(
         pallas_call_p,

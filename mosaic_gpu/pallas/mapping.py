@@ -21,6 +21,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.ref import AbstractRef
 
 from .. import arguments
@@ -30,9 +31,10 @@ from ..frontend.trace import function_line
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
 from .blocks import kept_shape, why_no_tma
 from .pipeline import check_dims, is_scalar
-from .specs import BlockDim, BlockSpec, _NoBlockSpec, no_block_spec
+from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
 WHERE = "pallas_call"
+BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 class _Dynamic:
@@ -126,25 +128,42 @@ class GridMapping:
         return tuple(x for i, x in enumerate(per_axis) if i not in self.vmapped)
 
 
-def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], list[Any]]:
-    """The grid as sizes, and the operands for its dynamic ones."""
+def no_symbols(what: str, sizes: Sequence[Any]) -> None:
+    """Raises UnsupportedCall where a size is a symbol of `jax.export`."""
+    if any(export.is_symbolic_dim(n) for n in sizes):
+        raise UnsupportedCall(
+            f"{WHERE}: {what}: shapes that are symbols (jax.export.symbolic_shape) cannot be exported: blocks and tensor maps "
+            "need numbers. Export for each shape, or make the grid's size an int32 operand"
+        )
+
+
+def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], list[Any]]:
+    """The grid as sizes, the names of its axes, and the operands for its dynamic sizes."""
     if isinstance(grid, str) or (not hasattr(grid, "__iter__") and not isinstance(grid, (int, np.integer))):
         if not hasattr(grid, "dtype"):
-            arguments.refuse(WHERE, "grid", grid, "an int or a tuple of ints and int32 scalars")
+            arguments.refuse(WHERE, "grid", grid, "an int or a tuple of ints, int32 scalars and (name, size)")
     entries = tuple(grid) if hasattr(grid, "__iter__") and not hasattr(grid, "dtype") else (grid,)
     sizes: list[GridSize] = []
+    names: list[str | None] = []
     bounds = []
     for i, n in enumerate(entries):
+        named = isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str)
+        names.append(n[0] if named else None)
+        n = n[1] if named else n
         if is_scalar(n) or (isinstance(n, jax.Array) and not n.shape):
+            if named:
+                raise UnsupportedCall(
+                    f"{WHERE}: grid[{i}]: a named axis has a size known before the call; leave the name out"
+                )
             sizes.append(dynamic)
             bounds.append(jnp.asarray(n, jnp.int32))
-        elif isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str):
-            raise UnsupportedCall(
-                f"{WHERE}: grid[{i}]={n}: named axes of a grid are `kernel`'s (grid_names); here use program_id({i})"
-            )
         else:
+            no_symbols(f"grid[{i}]={n}", (n,))
             sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0))
-    return tuple(sizes), bounds
+    given = [n for n in names if n is not None]
+    if len(set(given)) != len(given):
+        raise ValueError(f"{WHERE}: grid={entries}: axes share a name")
+    return tuple(sizes), tuple(names), bounds
 
 
 def specs_of(specs: Any, tree: Any, which: str, what: str) -> list[Any]:
@@ -152,8 +171,6 @@ def specs_of(specs: Any, tree: Any, which: str, what: str) -> list[Any]:
     count = tree.num_leaves
     if isinstance(specs, _NoBlockSpec):
         return [BlockSpec()] * count
-    if which == "in_specs" and not isinstance(specs, (tuple, list)):
-        raise ValueError(f"`in_specs` must be a tuple or a list. Found: {arguments.shown(specs)}")
     given = tuple(specs) if isinstance(specs, list) else specs
     leaves, structure = jax.tree.flatten(given, is_leaf=_is_spec)
     for leaf in leaves:
@@ -187,7 +204,10 @@ def _mismatch(specs: Any, values: Any, which: str, what: str) -> str:
                     compare(a[k], b[k], f"{path}[{k!r}]")
         elif isinstance(a, (tuple, list)):
             if len(a) != len(b):
-                found.append(f"{at}`{which}` has {len(a)} entries but `{what}` {len(b)}")
+                kind = type(a).__name__
+                found.append(
+                    f"{at}`{which}` is a {kind} of length {len(a)} but `{what}` is a {kind} of length {len(b)}"
+                )
             else:
                 for i, (x, y) in enumerate(zip(a, b, strict=True)):
                     compare(x, y, f"{path}[{i}]")
@@ -205,6 +225,12 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         left = f"{name} has no BlockSpec while others have one, so it stays where it is, in global memory (GMEM)"
         index = jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, prefetch[0]))
         return BlockMapping(name, shape, np.dtype(dtype), (), index, True, left=left)
+    if np.dtype(dtype).name in BELOW_A_BYTE:
+        raise UnsupportedCall(
+            f"{WHERE}: {name}: blocks of {np.dtype(dtype).name} cannot be read: memory here counts in bytes. Convert "
+            "to int8 outside, or pack two elements into a uint8",
+            getattr(spec, "line", None),
+        )
     dims = spec.dims(WHERE, name, shape)
     check_dims(WHERE, name, dims, spec)
     if spec.collective_axes:
@@ -215,7 +241,7 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
     whole = spec.block_shape is None and in_gmem
     delay = arguments.whole(WHERE, f"delay_release of {name}", spec.delay_release, 0)
     depth = None if spec.pipeline_mode is None else spec.depth(WHERE, name, 1)
-    return BlockMapping(
+    mapping = BlockMapping(
         name,
         shape,
         np.dtype(dtype),
@@ -227,6 +253,13 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         spec.checked_transforms(WHERE, name),
         spec.line,
     )
+    if mapping.dims and not mapping.staged and any(isinstance(d, Element) and d.padding[0] for d in dims):
+        raise UnsupportedCall(
+            f"{WHERE}: {name}: padding in front of an array (Element) is TMA's doing, and these blocks stay in global memory: "
+            f"{mapping.why_not or 'the spec says so'}. Pad the array with jnp.pad",
+            spec.line,
+        )
+    return mapping
 
 
 def _index_types(rank: int, prefetch: Sequence[jax.core.ShapedArray]) -> list[Any]:
@@ -252,7 +285,7 @@ def _traced_index(spec: BlockSpec, name: str, shape: Sequence[int], rank: int, p
             )
         for i, x in enumerate(found):
             if np.shape(x) or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-                kind = jax.typeof(x) if hasattr(x, "aval") else arguments.shown(x)
+                kind = jax.typeof(x) if hasattr(x, "aval") else f"{type(x).__name__} ({arguments.shown(x)})"
                 raise ValueError(f"{what} must return integer scalars. Output[{i}] has type {kind}.")
         return [x if isinstance(x, int) or x.dtype == jnp.int32 else jnp.asarray(x, jnp.int32) for x in found]
 

@@ -44,12 +44,13 @@ def call(*args, shape=SHAPE, body=copy, **options):
 
 
 CAPTURED = jnp.arange(4.0)
+(N,) = jax.export.symbolic_shape("n")
 WRONG = {
     "no tuple of specs": (call(in_specs=spec()), ValueError, "`in_specs` must be a tuple or a list"),
     "too few specs": (
         call(X, X, in_specs=[spec()], body=lambda x, y, o: None),
         ValueError,
-        r"Pytree for `in_specs` and `inputs` do not match. There are 1 mismatches.*`in_specs` has 1 entries but `inputs` 2",
+        r"Pytree for `in_specs` and `inputs` do not match.*`in_specs` is a tuple of length 1 but `inputs` is a tuple of length 2",
     ),
     "a spec for a tree": (
         call({"w": X}, in_specs=[spec()]),
@@ -64,7 +65,7 @@ WRONG = {
     "outputs' tree": (
         call(shape=[out(64, 128)] * 2, out_specs=[spec()]),
         ValueError,
-        "Pytree for `out_specs` and `outputs` do not match",
+        "Pytree for `out_specs` and `out_shape` do not match",
     ),
     "no spec": (call(in_specs=[7]), TypeError, "in_specs must be BlockSpec or no_block_spec"),
     "rank": (
@@ -88,7 +89,7 @@ WRONG = {
     "index map's type": (
         call(in_specs=[spec(64, 128, index=lambda: (0, 1.5))]),
         ValueError,
-        r"must return integer scalars. Output\[1\] has type 1.5",
+        r"must return integer scalars. Output\[1\] has type float",
     ),
     "index map's arguments": (
         call(in_specs=[spec(64, 128, index=lambda i: (i, 0))]),
@@ -103,7 +104,7 @@ WRONG = {
     "a returned value": (
         call(body=lambda x, o: x[...]),
         ValueError,
-        r"The kernel function <lambda> at .* should return None. It returns a PyTree",
+        r"The kernel function of the pallas_call, <lambda> at .*, should return None. It returns a PyTree",
     ),
     "a captured array": (
         call(body=lambda x, o: o.__setitem__((0, plgpu.ds(0, 4)), CAPTURED)),
@@ -117,7 +118,24 @@ WRONG = {
     "out_shape": (call(shape=(64, 128)), TypeError, "out_shape must be jax.ShapeDtypeStruct"),
     "grid": (call(grid="x"), TypeError, "grid must be an int or a tuple"),
     "grid's entry": (call(grid=(1.5,)), TypeError, r"grid\[0\] must be a whole number"),
-    "a named axis": (call(grid=(("i", 2),)), UnsupportedCall, "named axes of a grid are `kernel`'s"),
+    "padding in front of blocks in place": (
+        call(in_specs=[spec(plgpu.Element(64, (1, 0)), 128, memory_space=plgpu.ANY)]),
+        UnsupportedCall,
+        "padding in front of an array .* the spec says so. Pad the array",
+    ),
+    "half a byte": (
+        call(shape=out(64, 128, dtype=jnp.int4)),
+        UnsupportedCall,
+        "outputs: blocks of int4 cannot be read",
+    ),
+    "two axes of a name": (call(grid=(("i", 2), ("i", 1))), ValueError, "axes share a name"),
+    "a named axis of unknown size": (call(grid=(("i", jnp.int32(2)),)), UnsupportedCall, "leave the name out"),
+    "a symbolic grid": (call(grid=(N,)), UnsupportedCall, r"grid\[0\]=n: shapes that are symbols"),
+    "a symbolic output": (
+        call(shape=out(N, 128)),
+        UnsupportedCall,
+        "outputs.*: shapes that are symbols .* cannot be exported",
+    ),
     "memory space": (call(in_specs=[spec(memory_space="vmem")]), TypeError, r"memory_space of args\[0\]"),
     "pipeline mode": (
         call(in_specs=[spec(pipeline_mode="x")]),
@@ -153,7 +171,7 @@ WRONG = {
     "alias of another type": (
         call(shape=out(64, 128, dtype=jnp.int32), input_output_aliases={0: 0}),
         ValueError,
-        "abstract value float32.* and an output with a different one, int32",
+        "abstract value float32.* and to output.0. with a different abstract value int32",
     ),
     "two inputs in one output": (
         call(X, X, body=lambda x, y, o: None, input_output_aliases={0: 0, 1: 0}),

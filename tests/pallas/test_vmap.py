@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import UnsupportedCall
 
 F = jnp.float32
 BOTH = pytest.mark.parametrize("interpret", [True, False], ids=["xla", "simulator"])
@@ -164,10 +163,3 @@ def test_aliases(interpret):
     y = numbers(2, 32, 128, seed=1)
     expected = np.stack([np.concatenate([(x + y[i])[:16], x[16:]]) for i in range(2)])
     np.testing.assert_array_equal(jax.vmap(f, in_axes=(None, 0))(x, y), expected)
-
-
-@pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd])
-def test_no_derivative(transform):
-    with pytest.raises(UnsupportedCall, match="pallas_call kernel cannot be differentiated.*jax.custom_vjp") as e:
-        transform(lambda x: call()(x, x).sum())(numbers(32, 256))
-    assert e.value.line.function == "kernel"
