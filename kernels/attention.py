@@ -57,7 +57,7 @@ def attention(
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
-    _check(q, k, v, scale, causal)
+    _check(q, k, v, scale, causal, return_lse, deterministic, backward_config)
     *batch, s, h, d = q.shape
     t = k.shape[-3]
     scale = d**-0.5 if scale is None else float(scale)
@@ -108,12 +108,26 @@ def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> Att
     return found
 
 
-def _check(q: jax.Array, k: jax.Array, v: jax.Array, scale: float | None, causal: bool) -> None:
+def _check(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float | None,
+    causal: bool,
+    return_lse: bool,
+    deterministic: bool,
+    backward_config: AttentionBackwardConfig | None,
+) -> None:
     for name, value in (("causal", causal), ("scale", scale)):
         if isinstance(value, jax.core.Tracer):
             raise TypeError(f"attention: {name} decides which kernel is compiled: under jit name it in static_argnames")
-    if not isinstance(causal, bool):
-        raise TypeError(f"attention: causal={causal!r} is no bool")
+    for name, flag in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"attention: {name}={flag!r} is no bool")
+    if backward_config is not None and not isinstance(backward_config, AttentionBackwardConfig):
+        raise TypeError(
+            f"attention: backward_config is an AttentionBackwardConfig, not {type(backward_config).__name__}"
+        )
     if scale is not None and not (isinstance(scale, (int, float)) or getattr(scale, "shape", None) == ()):
         raise TypeError(f"attention: scale={scale!r} is no number")
     for name, x in (("q", q), ("k", k), ("v", v)):

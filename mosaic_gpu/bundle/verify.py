@@ -112,8 +112,9 @@ def _work(path: str, indices: Sequence[int], benchmark: bool, pipe: Connection) 
     from ..tune.header import device_here, toolchain_here
 
     bundle = files.load(Path(path))
-    pipe.send(("device", default_arch(), device_here(), toolchain_here()))
-    if default_arch() != bundle.arch:
+    arch = default_arch()
+    pipe.send(("device", arch, device_here() if arch else {}, toolchain_here() if arch else {}))
+    if arch != bundle.arch:
         return
     for i in indices:
         pipe.send(("start", i))

@@ -388,3 +388,13 @@ def test_the_log_sum_exp_is_exact_unless_a_config_asks_otherwise():
         np.abs(np.asarray(attention(q, k, v, return_lse=True, config=c)[1]) - exact).max() for c in (None, default)
     ]
     assert errors[0] < 1e-5 < errors[1] < 2**-8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"return_lse": "x"}, {"deterministic": 1}, {"causal": "no"}, {"backward_config": AttentionConfig()}],
+    ids=lambda o: next(iter(o)),
+)
+def test_arguments_of_another_type(options):
+    with pytest.raises(TypeError, match=f"attention: {next(iter(options))}"):
+        attention(X, X, X, **options)
