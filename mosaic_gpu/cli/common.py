@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -62,6 +63,8 @@ def code_of(error: Exception) -> int:
     """The exit code that an error of a verb ends in.  `MosaicGpuError` itself is a launch that the driver refuses."""
     if isinstance(error, Refusal):
         return REFUSED
+    if no_platform(error):
+        return REFUSED
     ours = find_ours(error)
     if ours is None or type(ours) is MosaicGpuError or isinstance(ours, FOUND_AS_IT_RAN):
         return FAILED
@@ -75,11 +78,25 @@ def describe(error: Exception) -> tuple[str, str]:
     ours = find_ours(error)
     if ours is not None:
         return type(ours).__name__, str(ours)
+    if text := no_platform(error):
+        return "refused", text
     if isinstance(error, MemoryError):
         return "MemoryError", str(error) or "there is not enough memory"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{frame.filename}:{frame.lineno} in {frame.name}"
     return type(error).__name__, f"{error}\n  at {where}; this is a bug of ours, --debug shows the whole traceback"
+
+
+def no_platform(error: BaseException) -> str:
+    """What to do where JAX, told by JAX_PLATFORMS which devices to use, finds none of them; else empty."""
+    wanted = os.environ.get("JAX_PLATFORMS")
+    inside = any(f.filename.endswith("xla_bridge.py") for f in traceback.extract_tb(error.__traceback__))
+    if not wanted or not inside:
+        return ""
+    return (
+        f"JAX_PLATFORMS={wanted}: JAX finds no such device here. Unset it, or let JAX fall back on the CPU: "
+        f"JAX_PLATFORMS={wanted},cpu"
+    )
 
 
 def find_ours(error: BaseException) -> MosaicGpuError | None:

@@ -123,7 +123,7 @@ def _compile_bundle(
         return
     output().print(
         f"{path}: {held['entries']} launches of {held['cubins']} kernels for {arch}, {path.stat().st_size} bytes, "
-        f"{len(spilled) or 'no'} with spills\n{identity}",
+        f"{len(spilled) or 'none'} with spills\n{identity}",
         highlight=False,
         soft_wrap=True,
     )

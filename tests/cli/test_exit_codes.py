@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import textwrap
 from typing import Any
 
@@ -150,3 +153,11 @@ def test_a_file_that_runs_its_kernel_is_told_so(verb, folder, name: str, options
     assert "calls.py was imported for clean, and called" in result.stderr
     assert 'if __name__ == "__main__":' in result.stderr
     assert "__main__" not in verb(name, "kernels.py:clean", *ARG, *options).stderr
+
+
+def test_a_platform_that_jax_does_not_find() -> None:
+    """A login node with JAX_PLATFORMS=cuda: what to do, not a bug of ours."""
+    call = "import sys; sys.argv = ['mosaic-gpu', 'demo']; from mosaic_gpu.cli import main; main()"
+    environment = {**os.environ, "JAX_PLATFORMS": "rocm"}
+    found = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True)
+    assert found.returncode == 2 and "JAX_PLATFORMS=rocm,cpu" in found.stderr and "Traceback" not in found.stderr
