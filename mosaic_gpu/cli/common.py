@@ -91,7 +91,7 @@ def no_platform(error: BaseException) -> str:
     """What to do where JAX, told by JAX_PLATFORMS which devices to use, finds none of them; else empty."""
     wanted = os.environ.get("JAX_PLATFORMS")
     inside = any(f.filename.endswith("xla_bridge.py") for f in traceback.extract_tb(error.__traceback__))
-    if not wanted or not inside:
+    if not wanted or not (inside or "initialize backend" in str(error)):
         return ""
     return (
         f"JAX_PLATFORMS={wanted}: JAX finds no such device here. Unset it, or let JAX fall back on the CPU: "
