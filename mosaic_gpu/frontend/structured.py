@@ -50,9 +50,8 @@ def _store(
 ) -> None:
     """In the body of a `pallas_call` all threads meet before and after: its author chose no layouts, so cannot know which
     thread reads what another wrote."""
-    meet = (
-        [Equation("commit_smem", (), (), (), (), line)] if tr.block and view.space.kind == "smem" and view.shape else []
-    )
+    shared = tr.block is not None and view.space.kind in ("smem", "gmem")
+    meet = [Equation("commit_smem", (), (), (), (), line)] if shared else []
     out += [*meet, Equation("swap", (view, x), results, (), (), line), *meet]
 
 

@@ -103,3 +103,19 @@ def test_sums_into_an_output_block(product: bool) -> None:
             sum_body, out, grid=(2, 2), in_specs=[rows], out_specs=plgpu.BlockSpec((64,), lambda i, k: (i,))
         )(a)
         np.testing.assert_array_equal(found, a.sum(1))
+
+
+def test_scalars_in_global_memory_are_added_to() -> None:
+    """One thread stores what all of them have read."""
+
+    def body(x: Any, o: Any) -> None:
+        o[0] = x[0]
+        for i in range(1, 4):
+            o[0] += x[i]
+        o[1] = o[0] + 1
+
+    x = jnp.arange(8, dtype=jnp.int32)
+    anywhere = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+    out = jax.ShapeDtypeStruct((2,), jnp.int32)
+    found = plgpu.pallas_call(body, out, in_specs=[anywhere], out_specs=anywhere)(x)
+    np.testing.assert_array_equal(found, [6, 7])
