@@ -137,7 +137,14 @@ NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "Cop
 NOT_HERE |= {"NDLoopInfo", "dynamic_scheduling_loop"}  # what a loop gives; tests/ops/test_launch_control.py
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
 # Checked when they meet arrays; tests/pallas.
-NOT_HERE |= {"pallas_call", "emit_pipeline", "register_backend", "TritonCompilerParams", "PrefetchScalarGridSpec"}
+NOT_HERE |= {
+    "pallas_call",
+    "loop",
+    "emit_pipeline",
+    "register_backend",
+    "TritonCompilerParams",
+    "PrefetchScalarGridSpec",
+}
 NOT_HERE |= {
     "ANY",
     "BlockSpec",

@@ -353,7 +353,8 @@ def test_products_are_issued_from_uniform_registers(plan_of):
     gaps = sorted(b - a for a, b in zip(at, at[1:], strict=False))
     groups = 2 * 2 + 2 * 2
     within = gaps[: len(at) - groups]
-    assert max(within) <= 8 and sum(within) <= 4 * len(within)
+    # Where a group of four begins, up to 10: the slot, with the guard of a division by a number of the caller's.
+    assert max(within) <= 10 and sum(within) <= 4 * len(within), gaps
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
