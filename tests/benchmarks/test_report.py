@@ -130,7 +130,6 @@ def test_panels_of_plots():
 
 
 def test_plots(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
     from mosaic_gpu.bench import plots
 
     names = [f"b1 s{s} h16 d{d} {m}" for s in (512, 1024) for d in (64, 128) for m in ("full", "causal")]

@@ -164,7 +164,6 @@ def test_a_measurement_that_breaks_the_gpu_loses_nothing(run, trials, fakes, fak
 
 
 def test_a_guided_search_finds_it_with_fewer(run, fakes):
-    pytest.importorskip("optuna")
     timer = fakes.Timer()
     outcome = run(timer, settings=Settings(slack=9.0, guided=12))
     assert len(set(timer.timed())) == 12 and outcome.best["seconds"] < 1.3e-3
