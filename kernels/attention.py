@@ -13,6 +13,7 @@ from mosaic_gpu.kernels import attention_gradient, dispatch, xla
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
 from mosaic_gpu.kernels.sm100 import attention as sm100
+from mosaic_gpu.kernels.tiles import check_head_dims
 from mosaic_gpu.runtime.device import default_arch
 
 Sm100Config = sm100.AttentionConfig
@@ -155,8 +156,4 @@ def _check_supported(q: jax.Array, v: jax.Array) -> None:
         raise UnsupportedCall(
             f"attention of {q.dtype}: all float16 or all bfloat16; implementation='xla' takes any float"
         )
-    if not {q.shape[-1], v.shape[-1]} <= set(sm90.HEAD_DIMS):
-        raise UnsupportedCall(
-            f"attention: head dims {q.shape[-1]} and {v.shape[-1]}; this version has multiples of {sm90.HEAD_DIMS.step} from "
-            f"{sm90.HEAD_DIMS[0]} to {sm90.HEAD_DIMS[-1]}; pad q, k and v with zeros and pass scale"
-        )
+    check_head_dims(q.shape[-1], v.shape[-1])

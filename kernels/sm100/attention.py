@@ -27,12 +27,12 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm90.schedule import tile_table
 from mosaic_gpu.kernels.sm100.attention_config import BUFFERS, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm100.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm100.attention_products import buffer, multiply
 from mosaic_gpu.kernels.sm100.attention_tiles import ANSWERS, ask_ahead, walk
+from mosaic_gpu.kernels.tiles import chunk, tiles_of
 from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
@@ -316,12 +316,6 @@ def _kernel(
         def _() -> None:
             correct(each_tile, result, out, o_tile, row_values, bars)
 
-    def tiles_of(count: int, rows: int, columns: int) -> Any:
-        """Tiles as the tensor core and TMA take them, in chunks of columns."""
-        wide = chunk(columns)
-        transforms = plgpu.TilingTransform((rows, wide)), plgpu.SwizzleTransform(2 * wide)
-        return plgpu.SMEM((count, rows, columns), dtype, transforms=transforms)
-
     def barriers(count: int) -> Any:
         return plgpu.Barrier(num_barriers=count)
 
@@ -342,10 +336,10 @@ def _kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[
-            tiles_of(tiles, ROWS, d),
-            tiles_of(slots, keys // c.blocks, d),
-            tiles_of(slots, keys, dv // c.blocks),
-            tiles_of(c.output_tiles(dv), ROWS, chunk(dv)),
+            tiles_of(tiles, ROWS, d, dtype),
+            tiles_of(slots, keys // c.blocks, d, dtype),
+            tiles_of(slots, keys, dv // c.blocks, dtype),
+            tiles_of(c.output_tiles(dv), ROWS, chunk(dv), dtype),
             plgpu.SMEM((tiles, ROWS), jnp.float32),
             plgpu.RefUnion(scores_type, probabilities_type),
             plgpu.TMEM((tiles, ROWS, dv), jnp.float32, collective=c.pair),

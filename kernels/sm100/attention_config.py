@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
-from mosaic_gpu.kernels.sm90.attention_config import HEAD_DIMS, chunk
+from mosaic_gpu.kernels.tiles import check_head_dims, chunk
 from mosaic_gpu.ops.tcgen05_rules import features_of
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 from mosaic_gpu.runtime.device import blackwell_arch
 
 ROWS = 128  # of a query tile: the lanes of tensor memory
 BUFFERS = 2  # of scores in tensor memory: one for each query tile, or for one tile two in turn
 TMEM_COLUMNS = 512
-SHARED_LIMIT = 232_448  # bytes
 # By query tiles in flight: registers that a block has for one thread of each of its warpgroups, and those it is launched with.
 POOL, LAUNCHED = {1: 504, 2: 512}, {1: 168, 2: 128}
 
@@ -135,12 +135,7 @@ class AttentionConfig(Config):
         head_dim: of Q and K; value_dim: of V and the output, None if it is the same.
         """
         value_dim = value_dim or head_dim
-        for d in (head_dim, value_dim):
-            if d not in HEAD_DIMS:
-                raise UnsupportedCall(
-                    f"head dim {d}: this kernel has multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; "
-                    "pad with zeros and pass scale"
-                )
+        check_head_dims(head_dim, value_dim)
         if self.pair and value_dim % 32:
             raise UnsupportedCall(f"head dim {value_dim} of V: with pair each block has half of it, in chunks of 16")
         dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"

@@ -22,12 +22,12 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.operands import check_matmul
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 TMA_WARP, MMA_WARP = 0, 1
 ISSUE_WARPGROUP, EPILOGUE_WARPGROUP = 0, 1
 ROWS = 128  # of a block's tile: the lanes of tensor memory
-SHARED_LIMIT = 232_448  # bytes
 ACCUMULATORS = 2
 TMEM_COLUMNS = 512
 EPILOGUE_COLUMNS = 64  # that leave together

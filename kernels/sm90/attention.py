@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.kernels.sm90.attention_config import HEAD_DIMS as HEAD_DIMS
-from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig, chunk
+from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm90.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm90.schedule import tile_table
+from mosaic_gpu.kernels.tiles import chunk, tiles_of
 from mosaic_gpu.runtime.device import multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
@@ -366,15 +366,9 @@ def _kernel(
         def _() -> None:
             compute(wg, table, k, out, lse, tiles, o_tile, barriers, turns, ones_written)
 
-    def tiles_of(count: int, rows: int, columns: int, extra: int = 0) -> Any:
-        """Tiles of (rows, columns + extra) as the tensor cores read them, in chunks of columns."""
-        n = chunk(columns)
-        transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
-        return plgpu.SMEM((count, rows, columns + extra), dtype, transforms=transforms)
-
     full, empty = plgpu.Barrier(num_barriers=stages), plgpu.Barrier(num_arrivals=computes, num_barriers=stages)
-    q_type, k_type = tiles_of(computes, ROWS, d), tiles_of(stages, keys, d)
-    v_type = tiles_of(stages, keys, dv, chunk(dv) if c.sum_by_product else 0)
+    q_type, k_type = tiles_of(computes, ROWS, d, dtype), tiles_of(stages, keys, d, dtype)
+    v_type = tiles_of(stages, keys, dv, dtype, chunk(dv) if c.sum_by_product else 0)
     q_full, q_empty = plgpu.Barrier(num_barriers=computes), plgpu.Barrier(num_barriers=computes)
     turns = plgpu.NamedBarrier(num_warpgroups=2, num_barriers=computes)
     out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
@@ -382,7 +376,7 @@ def _kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[q_type, k_type, v_type, q_full, q_empty, full, empty, full, empty, turns]
-        + ([tiles_of(computes, ROWS, piece)] if piece else [])
+        + ([tiles_of(computes, ROWS, piece, dtype)] if piece else [])
         + ([plgpu.Barrier()] if c.sum_by_product else []),
         grid=(blocks,),
         grid_names=("block",),

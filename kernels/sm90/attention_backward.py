@@ -20,11 +20,11 @@ from jax import lax
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_compute import both_results, make_dk, make_dv
-from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig, tiles_of
+from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig
 from mosaic_gpu.kernels.sm90.attention_backward_dq import query_gradients
 from mosaic_gpu.kernels.sm90.attention_backward_work import Build, Work, make_dq, memory
-from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
+from mosaic_gpu.kernels.tiles import chunk, tiles_of
 
 LANES = 128  # threads of a warpgroup: the width of arrays in the order of registers
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
-from mosaic_gpu.kernels.sm90.attention_config import SHARED_LIMIT, chunk
+from mosaic_gpu.kernels.tiles import chunk
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 
 ROWS = 64  # keys of a compute warpgroup, and rows of a product
 COMPUTES = 2
@@ -103,13 +103,6 @@ class AttentionBackwardConfig(Config):
                 f"{self.registers_needed(head_dim, value_dim)} registers, compute_registers is {self.compute_registers}: "
                 "smaller blocks, or split=True"
             )
-
-
-def tiles_of(count: int, rows: int, columns: int, dtype: Any) -> Any:
-    """Tiles of (rows, columns) in shared memory as the tensor cores read them, in chunks of columns."""
-    n = chunk(columns)
-    transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
-    return plgpu.SMEM((count, rows, columns), dtype, transforms=transforms)
 
 
 def default_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:

@@ -17,7 +17,8 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
-from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig, tiles_of
+from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig
+from mosaic_gpu.kernels.tiles import tiles_of
 
 QUERIES = COMPUTES * ROWS  # of a thread block
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
+from mosaic_gpu.kernels.tiles import check_head_dims, chunk
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 
-HEAD_DIMS = range(16, 257, 16)
 ROWS = 64  # query rows of a compute warpgroup
-SHARED_LIMIT = 232_448  # bytes
 POOL = {2: 504, 3: 512, 4: 480}  # registers that a block has for one thread of each of its warpgroups
 SHORT = 1024  # queries
 ONES = 8  # columns that sum the rows of P: the fewest by which a product can be wider
@@ -104,12 +104,7 @@ class AttentionConfig(Config):
         head_dim: of Q and K; value_dim: of V and the output, None if it is the same.
         """
         value_dim = value_dim or head_dim
-        for d in (head_dim, value_dim):
-            if d not in HEAD_DIMS:
-                raise UnsupportedCall(
-                    f"head dim {d}: this kernel has multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; "
-                    "pad with zeros and pass scale"
-                )
+        check_head_dims(head_dim, value_dim)
         dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"
         if self.sum_by_product and value_dim + ONES > 256:
             raise ResourceExceeded(
@@ -126,11 +121,6 @@ class AttentionConfig(Config):
                 f"block_kv={self.block_kv} at head dim {dims} needs about {self.registers_needed(head_dim, value_dim)} "
                 f"registers, compute_registers is {self.compute_registers}"
             )
-
-
-def chunk(columns: int) -> int:
-    """16-bit columns that lie together in shared memory: as many as a swizzle takes, up to 64, that divide all of them."""
-    return next(n for n in (64, 32, 16) if columns % n == 0)
 
 
 def default_config(

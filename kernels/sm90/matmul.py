@@ -19,11 +19,11 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.operands import check_matmul
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 from mosaic_gpu.runtime.device import multiprocessors
 
 ROWS = 64  # of a compute warpgroup
 MEMORY_WARPGROUP = 2
-SHARED_LIMIT = 232_448  # bytes
 CHUNK = 64  # columns of the result that leave together
 BUFFERS = 2  # of the result, for each compute warpgroup
 

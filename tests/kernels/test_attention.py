@@ -27,6 +27,7 @@ from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
+from mosaic_gpu.kernels.tiles import HEAD_DIMS
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
 
@@ -171,7 +172,7 @@ X = zeros(1, 8, 2, 64)
         (
             *[zeros(1, 8, 2, 72)] * 3,
             {},
-            r"head dims 72 and 72; this version has multiples of 16 from 16 to 256; pad q, k and v with zeros and pass scale",
+            r"head dim 72: the kernels have multiples of 16 from 16 to 256; pad q, k and v with zeros and pass scale",
         ),
         (zeros(1, 8, 3, 64), X, X, {}, "3 query heads over 2 KV heads: 3 is not a multiple of 2"),
         (X, zeros(1, 8, 0, 64), zeros(1, 8, 0, 64), {}, "over 0 KV heads"),
@@ -283,7 +284,7 @@ def test_the_dispatcher_goes_by_type(monkeypatch):
 
 def test_default_configs(monkeypatch):
     """By the device's generation, and every default fits its head dim."""
-    for d, dv, length, causal in itertools.product(sm90.HEAD_DIMS, sm90.HEAD_DIMS, (512, None), (False, True)):
+    for d, dv, length, causal in itertools.product(HEAD_DIMS, HEAD_DIMS, (512, None), (False, True)):
         sm90.default_config(d, dv, length, causal).check(d, dv)
     assert dispatcher.choose_config(X, X, X, False) == sm90.default_config(64, length=X.shape[1])
     monkeypatch.setattr(dispatcher, "default_arch", lambda: "sm_100a")

@@ -229,7 +229,7 @@ def test_what_it_has_not():
     q = jnp.zeros((1, 8, 1, 48), jnp.bfloat16)
     with pytest.raises(UnsupportedCall, match="head dim 48 of V: with pair each block has half of it"):
         attention(q, q, q, config=AttentionConfig(pair=True))
-    with pytest.raises(UnsupportedCall, match="head dim 24: this kernel has multiples of 16"):
+    with pytest.raises(UnsupportedCall, match="head dim 24: the kernels have multiples of 16"):
         AttentionConfig().check(24)
 
 

@@ -1,0 +1,32 @@
+"""What the attention kernels of both generations agree on: head dims, and how a tile lies in shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mosaic_gpu as plgpu
+from mosaic_gpu.errors import UnsupportedCall
+
+HEAD_DIMS = range(16, 257, 16)
+
+
+def check_head_dims(*dims: int) -> None:
+    """UnsupportedCall for a head dim that no kernel has."""
+    for d in dims:
+        if d not in HEAD_DIMS:
+            raise UnsupportedCall(
+                f"head dim {d}: the kernels have multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; "
+                "pad q, k and v with zeros and pass scale"
+            )
+
+
+def chunk(columns: int) -> int:
+    """16-bit columns that lie together in shared memory: as many as a swizzle takes, up to 64, that divide all of them."""
+    return next(n for n in (64, 32, 16) if columns % n == 0)
+
+
+def tiles_of(count: int, rows: int, columns: int, dtype: Any, extra: int = 0) -> Any:
+    """SMEM of `count` tiles of (rows, columns + extra), 16-bit, as TMA and the tensor cores take them: in chunks of columns."""
+    n = chunk(columns)
+    transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
+    return plgpu.SMEM((count, rows, columns + extra), dtype, transforms=transforms)
