@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.kernels import attention_gradient, dispatch, xla
+from mosaic_gpu.kernels.attention_gradient import NO_GRADIENTS
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
 from mosaic_gpu.kernels.sm100 import attention as sm100
@@ -18,7 +20,6 @@ from mosaic_gpu.runtime.device import default_arch
 
 Sm100Config = sm100.AttentionConfig
 AttentionConfig = sm90.AttentionConfig | Sm100Config
-GENERATIONS = {"sm90": True, "sm100": True}
 
 
 def attention(
@@ -51,7 +52,8 @@ def attention(
     backward_config: of the kernels that make the gradients; None takes the tuned one or the default, as `config` does
     (`mosaic_gpu.explain_config("attention_backward", q, k, v, causal=...)`).
 
-    Differentiable once, in reverse mode: dQ, dK and dV come from kernels of their own; the cotangent of a returned LSE counts.
+    On Hopper differentiable once, in reverse mode: dQ, dK and dV come from kernels of their own; the cotangent of a returned LSE
+    counts.  On Blackwell not yet: UnsupportedCall names implementation='xla', which is.
     Output and LSE are what the backward pass keeps besides q, k and v; checkpoint policies know them as "attention_out"
     and "attention_lse".  Forward mode and second derivatives raise UnsupportedCall (a forward mode over a jit around
     attention: JAX's own TypeError).
@@ -72,7 +74,7 @@ def attention(
 
     def ours() -> tuple[jax.Array, ...]:
         if config is None:
-            dispatch.require_kernel("attention", GENERATIONS, arch)
+            dispatch.require_kernel("attention", arch)
         _check_supported(q, v)
         if 0 in q.shape or t == 0:
             return empty()
@@ -86,10 +88,10 @@ def attention(
             return attention_gradient.attend(call, *arrays)
         if isinstance(c, Sm100Config):
             dispatch.match_generation(c, arch)
-            results: tuple[jax.Array, ...] = sm100.attention(
-                *arrays, config=c, causal=causal, scale=scale, return_lse=return_lse
-            )
-            return results
+            if backward_config is not None:
+                raise UnsupportedCall(f"attention: backward_config with a config of {c.generation}: {NO_GRADIENTS}")
+            call100 = functools.partial(sm100.attention, config=c, causal=causal, scale=scale, return_lse=return_lse)
+            return attention_gradient.without_gradients(call100, *arrays)
         raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(c).__name__}")
 
     def xlas() -> tuple[jax.Array, ...]:
@@ -98,7 +100,8 @@ def attention(
         )
 
     calls = {"mosaic_gpu": ours, "xla": xlas}
-    results = dispatch.run("attention", implementation, config, GENERATIONS, arch, calls)
+    given = backward_config if config is None else config
+    results = dispatch.run("attention", implementation, given, arch, calls)
     out = results[0].reshape(*q.shape[:-1], v.shape[-1])
     return (out, results[1].reshape(*batch, h, s)) if return_lse else out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -18,6 +19,7 @@ from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardC
 from mosaic_gpu.runtime.device import default_arch
 
 Arrays = tuple[jax.Array, ...]
+NO_GRADIENTS = "there are no gradients on Blackwell yet; implementation='xla' has them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,19 @@ class Call:
     return_lse: bool
     deterministic: bool
     chosen: bool = False
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def without_gradients(call: Callable[..., Arrays], *arrays: jax.Array) -> Arrays:
+    """call(*arrays), of which a derivative is refused by name."""
+    return call(*arrays)
+
+
+def _refuse_gradients(*_: Any) -> NoReturn:
+    raise UnsupportedCall(f"attention: {NO_GRADIENTS}")
+
+
+without_gradients.defvjp(_refuse_gradients, _refuse_gradients)
 
 
 def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:

@@ -27,10 +27,14 @@ def choose_config(kernel: str, arch: str | None, *args: Any, **kwargs: Any) -> A
     return explain(tunable, tunable.workload_of(*args, **kwargs), device=device.device_key()).config
 
 
+def generation(arch: str | None) -> str | None:
+    """Which kernels of ours a GPU takes; None for one that takes none, and without a GPU."""
+    return {"sm_90": "sm90", "sm_10": "sm100"}.get((arch or "")[:5])
+
+
 def match_generation(config: Any, arch: str | None) -> None:
     """DeviceMismatch for a config of another generation than the device's.  Without a GPU any runs, in the simulator."""
-    generation = {"sm_90": "sm90", "sm_10": "sm100"}.get((arch or "")[:5])
-    if arch is not None and config.generation != generation:
+    if arch is not None and config.generation != generation(arch):
         raise DeviceMismatch(
             f"{type(config).__name__} is for {config.generation}, this device is {arch}; leave config out, or "
             "pass that generation's"
@@ -41,28 +45,26 @@ def run(
     name: str,
     implementation: Implementation,
     config: Any,
-    generations: Mapping[str, bool],
     arch: str | None,
     calls: Mapping[str, Callable[[], Any]],
 ) -> Any:
     """Call the implementation that takes this call.
 
     implementation: a name, which then must take it; a sequence, of which the first that can takes it; None: ours, or XLA's on
-    a GPU for whose generation there is no kernel (`generations`: those that have one), said once in the log.
+    a GPU for which there is no kernel, said once in the log.  config: any that the caller passed.
     """
     if implementation is None:
-        have = {"sm_90": generations.get("sm90"), "sm_10": generations.get("sm100")}.get((arch or "")[:5])
-        if arch is None or have or config is not None:
+        if arch is None or generation(arch) or config is not None:
             return calls["mosaic_gpu"]()
         _say_fallback(name, arch)
         return calls["xla"]()
     names = [implementation] if isinstance(implementation, str) else list(implementation)
-    if unknown := [n for n in names if n not in IMPLEMENTATIONS] or not names:
-        raise ValueError(
-            f"{name}: implementation={implementation!r}; it is None, or of {', '.join(IMPLEMENTATIONS)}, not {unknown}"
-        )
+    if not names or not set(names) <= set(IMPLEMENTATIONS):
+        raise ValueError(f"{name}: implementation={implementation!r}; it is None, or of {', '.join(IMPLEMENTATIONS)}")
     if config is not None and "mosaic_gpu" not in names:
-        raise ValueError(f"{name}: config is for mosaic_gpu, and implementation={implementation!r} has none")
+        raise ValueError(
+            f"{name}: {type(config).__name__} is for mosaic_gpu, and implementation={implementation!r} has none"
+        )
     reasons = []
     for n in names:
         try:
@@ -74,12 +76,10 @@ def run(
     raise UnsupportedCall(f"{name}: none of {', '.join(names)} takes this call: {'; '.join(reasons)}")
 
 
-def require_kernel(name: str, generations: Mapping[str, bool], arch: str | None) -> None:
+def require_kernel(name: str, arch: str | None) -> None:
     """UnsupportedCall on a GPU for which there is no kernel of ours."""
-    have = {"sm_90": generations.get("sm90"), "sm_10": generations.get("sm100")}.get((arch or "")[:5])
-    if arch is not None and not have:
-        known = ", ".join(g for g, is_there in generations.items() if is_there)
-        raise UnsupportedCall(f"{name} has no kernel for {arch}, only for {known}; implementation='xla' runs XLA's")
+    if arch is not None and not generation(arch):
+        raise UnsupportedCall(f"{name} has no kernel for {arch}, only for sm90, sm100; implementation='xla' runs XLA's")
 
 
 @functools.cache

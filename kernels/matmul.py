@@ -13,7 +13,6 @@ from mosaic_gpu.kernels.sm100 import matmul as sm100
 from mosaic_gpu.runtime.device import default_arch
 
 MatmulConfig = sm90.MatmulConfig | sm100.MatmulConfig
-GENERATIONS = {"sm90": True, "sm100": True}
 
 
 def matmul(
@@ -38,7 +37,7 @@ def matmul(
     def ours() -> jax.Array:
         c = config
         if c is None:
-            dispatch.require_kernel("matmul", GENERATIONS, arch)
+            dispatch.require_kernel("matmul", arch)
             c = dispatch.choose_config("matmul", arch, a, b)
         if isinstance(c, sm90.MatmulConfig):
             dispatch.match_generation(c, arch)
@@ -49,5 +48,5 @@ def matmul(
         raise TypeError(f"config is a MatmulConfig of one of the generations, not {type(c).__name__}")
 
     calls = {"mosaic_gpu": ours, "xla": lambda: xla.matmul(a, b)}
-    result: jax.Array = dispatch.run("matmul", implementation, config, GENERATIONS, arch, calls)
+    result: jax.Array = dispatch.run("matmul", implementation, config, arch, calls)
     return result

@@ -53,7 +53,7 @@ def attention_backward(
     config.check(d, dv)
     dtype = jnp.dtype(q.dtype)
     rows = (lse,) if d_lse is None else (lse, d_lse)
-    preprocess = _preprocess(b, s, h, d, dv, dtype, config, not deterministic, len(rows) == 2)
+    preprocess = _preprocess(b, s, h, d, dv, config, not deterministic, len(rows) == 2)
     nlse, delta, *dq_sum = preprocess(out, d_out, *rows)
     build = Build(d, dv, dtype, config, causal, scale, not deterministic)
     table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, causal)
@@ -73,7 +73,7 @@ def _params() -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _preprocess(
-    b: int, s: int, h: int, d: int, dv: int, dtype: Any, c: AttentionBackwardConfig, sums: bool, with_d_lse: bool
+    b: int, s: int, h: int, d: int, dv: int, c: AttentionBackwardConfig, sums: bool, with_d_lse: bool
 ) -> Any:
     """(out, d_out, lse, d_lse if there is one) -> (-LSE in base 2, row sums of dO O less d_lse, zeros), by blocks of 64 queries.
 

@@ -19,6 +19,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig
 from mosaic_gpu.kernels.tiles import tiles_of
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 
 QUERIES = COMPUTES * ROWS  # of a thread block
 
@@ -35,9 +36,17 @@ def query_gradients(
     causal: bool,
     scale: float,
 ) -> Any:
-    """The kernel (q, k, v, d_out, nlse, delta) -> dQ; nlse and delta as `preprocess` makes them."""
-    stages, k_stages = c.num_stages, c.num_stages + 1  # K stays for dQ, a step longer than V
+    """The kernel (q, k, v, d_out, nlse, delta) -> dQ; nlse and delta as `preprocess` makes them.
+
+    Of the config, which is made for the kernel of dK and dV, it takes the stages, as many as fit.
+    """
     keys = 64 if d <= 192 else 32  # of a block: as many as there are registers for
+
+    def shared_bytes(stages: int) -> int:
+        return 2 * (QUERIES * (d + dv) + keys * ((stages + 1) * d + stages * dv)) + 8 * (COMPUTES + 4 * stages + 2)
+
+    stages = next(n for n in range(c.num_stages, 0, -1) if n == 1 or shared_bytes(n) <= SHARED_LIMIT)
+    k_stages = stages + 1  # K stays for dQ, a step longer than V
     one_loop = d + dv > 480  # descriptors that several loops share would take more registers than there are
     factor = scale * LOG2_E
     query_tiles = plgpu.cdiv(s, QUERIES)
@@ -48,7 +57,7 @@ def query_gradients(
 
     def memory(place: Any, arrays: Any, tiles: Any, barriers: Any) -> None:
         """One thread issues every copy."""
-        plgpu.set_max_registers(c.memory_registers, action="decrease")
+        plgpu.set_max_registers(24, action="decrease")
         q, k, v, d_out = arrays
         batch, head, tile = place
         q_tile, do_tile, k_tile, v_tile = tiles

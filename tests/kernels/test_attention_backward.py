@@ -313,7 +313,7 @@ def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.
 
     q, k, v, d_out = of(b, s, h, d), of(b, t, h_kv, d), of(b, t, h_kv, dv), of(b, s, h, dv)
     lse = of(b, h, s, dtype=jnp.float32)
-    preprocess, no_d_lse = (sm90._preprocess(b, s, h, d, dv, dtype, c, True, there) for there in (True, False))
+    preprocess, no_d_lse = (sm90._preprocess(b, s, h, d, dv, c, True, there) for there in (True, False))
     nlse, delta, sums = preprocess.options["out_type"]
     builds = [Build(d, dv, dtype, c, causal, 0.1, with_dq) for with_dq in (True, False)]
     table = key_tile_table(b, h_kv, t, 1, builds[0].keys, causal)

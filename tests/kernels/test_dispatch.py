@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import jax
@@ -17,7 +18,9 @@ from mosaic_gpu.kernels import matmul as matmul_dispatcher
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.matmul import matmul
 from mosaic_gpu.kernels.sm90 import attention as sm90
+from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
 from mosaic_gpu.kernels.sm90.matmul import MatmulConfig
+from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 from mosaic_gpu.runtime import device
 from mosaic_gpu.tune import cache
@@ -82,9 +85,11 @@ def test_an_explicit_name_is_an_error_if_it_cannot(arrays, on):
         matmul(random(16, 64), random(64, 16), implementation="mosaic_gpu")
     on(None)
     odd = random(1, 8, 1, 72)
-    with pytest.raises(UnsupportedCall, match="head dims 72 and 72"):
+    with pytest.raises(UnsupportedCall, match="head dim 72: the kernels have"):
         attention(odd, odd, odd, implementation="mosaic_gpu")
-    with pytest.raises(UnsupportedCall, match="head dims 72 and 72"):  # only a GPU without a kernel falls back
+    with pytest.raises(
+        UnsupportedCall, match="head dim 72: the kernels have"
+    ):  # only a GPU without a kernel falls back
         attention(odd, odd, odd)
 
 
@@ -151,3 +156,44 @@ def test_the_dispatchers_take_tuned_and_overridden_configs(monkeypatch, tmp_path
         assert attention_dispatcher.choose_config(q, q, q, False).block_kv == 80
     on("sm_100a")  # that file has none of Blackwell's
     assert attention_dispatcher.choose_config(q, q, q, False).generation == "sm100"
+
+
+def test_requests_that_an_implementation_cannot_keep():
+    """What the caller passed for one implementation or generation is not dropped by another."""
+    q = random(1, 64, 1, 64)
+    with pytest.raises(
+        ValueError, match="AttentionBackwardConfig is for mosaic_gpu, and implementation='xla' has none"
+    ):
+        attention(q, q, q, implementation="xla", backward_config=AttentionBackwardConfig())
+    with pytest.raises(UnsupportedCall, match="backward_config with a config of sm100"):
+        attention(q, q, q, config=sm100.AttentionConfig(), backward_config=AttentionBackwardConfig())
+    with pytest.raises(ValueError, match=r"implementation=\(\); it is None, or of mosaic_gpu, xla$"):
+        attention(q, q, q, implementation=())
+
+
+def test_gradients_on_blackwell_are_refused_by_name():
+    q = random(1, 64, 1, 64)
+
+    def loss(q):
+        return attention(q, q, q, config=sm100.AttentionConfig()).astype(jnp.float32).sum()
+
+    with pytest.raises(UnsupportedCall, match="no gradients on Blackwell yet; implementation='xla' has them"):
+        jax.grad(loss)(q)
+
+
+@pytest.mark.parametrize(
+    ("d", "config"),
+    [
+        (64, AttentionBackwardConfig(compute_registers=192, memory_registers=40, dq_registers=64)),
+        (192, AttentionBackwardConfig(split=True, num_stages=3, ds_stages=1, dq_stages=1, dq_registers=64)),
+    ],
+)
+def test_deterministic_takes_every_config_that_fits(d, config):
+    """Its kernel of dQ has budgets of its own, and as many of the stages as it has room for."""
+    q = random(1, 64, 1, d)
+
+    def loss(deterministic, q):
+        return attention(q, q, q, deterministic=deterministic, backward_config=config).astype(jnp.float32).sum()
+
+    found, other = (jax.grad(functools.partial(loss, deterministic))(q) for deterministic in (True, False))
+    np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(other, np.float32), atol=2e-2)
