@@ -63,7 +63,7 @@ def run(
         raise ValueError(f"{name}: implementation={implementation!r}; it is None, or of {', '.join(IMPLEMENTATIONS)}")
     if config is not None and "mosaic_gpu" not in names:
         raise ValueError(
-            f"{name}: {type(config).__name__} is for mosaic_gpu, and implementation={implementation!r} has none"
+            f"{name}: {type(config).__name__}: a config is for mosaic_gpu, and implementation={implementation!r} has none"
         )
     reasons = []
     for n in names:

@@ -111,6 +111,8 @@ def _tiles(out: Any, e: Equation, d: Any, base: int, start: Sequence[Operand]) -
                         a = ", ".join(f"a{i}_{r}" for r in range(4))
                         out.line(f"mma_{d.kind}({accumulators}, {a}, b{j}_{2 * t}, b{j}_{2 * t + 1});")
     texts = [f"{name}_{i}" for i in range(count)]
+    if any(isinstance(o, View) for o in e.operands):
+        out.note_loads(texts[::4])
     dtype = e.results[0].dtype
     return texts if d.acc in (dtype, "float32") else [f"({c_type(dtype)}){t}" for t in texts]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..layouts.access import by_matrix, global_vector, matrix_shifts, shared_vector, together
@@ -36,7 +37,14 @@ class MemoryEmitter(ValueEmitter):
         for at, values in self.loaded:
             if at >= depth:
                 self.line(f"order_after({values} + 1.f, smem);")
-        self.loaded = [x for x in self.loaded if x[0] < depth]
+        self.loaded = [
+            x for x in self.loaded if x[0] < self.depth
+        ]  # another branch, or what follows, may arrive without this
+
+    def note_loads(self, registers: Sequence[str]) -> None:
+        """What ldmatrix has been asked for, or what was computed of it: something of every instruction."""
+        if self.overtakes:
+            self.loaded.append((self.depth, " + ".join(f"__uint_as_float(as_u32({r}))" for r in registers)))
 
     # ---- get, load, swap ------------------------------------------------------------------------------------------------
     def load(self, step: Any) -> None:
@@ -232,9 +240,8 @@ class MemoryEmitter(ValueEmitter):
                 first = mi * (n // 4) + 4 * j
                 registers = ", ".join(f"{packed}[{first + k}]" for k in range(4))
                 self.line(f"stmatrix_x4({place}, {registers});" if store else f"ldmatrix_x4({registers}, {place});")
-        if self.overtakes and not store:
-            first_of_each = range(0, self.registers(x), 4)
-            self.loaded.append((self.depth, " + ".join(f"__uint_as_float({packed}[{i}])" for i in first_of_each)))
+        if not store:
+            self.note_loads([f"{packed}[{i}]" for i in range(0, self.registers(x), 4)])
         return True
 
     # ---- global memory ----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class ScanEmitter(ReductionEmitter):
         bases = [0]
         for x in e.operands:
             bases.append(bases[-1] + -(-bytes_of(x) // 8) * 8)
-        name = f"t{e.results[0].id}"
+        name = f"sort{e.results[0].id}"
         positions = self.positions(f"{name}_at", layout, row_major(first.shape))
         self.line(f"const int {name}_c = {self.thread_part(layout, d)};")
         self.met()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import LayoutConflict, UnsupportedPrimitive
 from ..layouts.registers import Digit, RegisterLayout
+from ..ops.elementwise import factors_of
 from ..program import Affine, Equation, Literal, Operand, Value
 from .text import PACKED, Text, c_type, half, literal
 
@@ -154,8 +155,8 @@ class ValueEmitter(Text):
         e = step.equation
         result: Value = e.results[0]
         layout = self.layout(result)
-        if e.op == "mul" and result.dtype == "float32":
-            self.factors[result.id] = e.operands
+        if result.dtype == "float32" and (pair := factors_of(e)) is not None:
+            self.factors[result.id] = (e.operands[pair[0]], e.operands[pair[1]])
         if layout is None:
             text = expression.format(*(self.scalar(o) for o in e.operands))
             if result.dtype in PACKED:

@@ -172,7 +172,7 @@ class Emitter(ScanEmitter, MmaEmitter):
             self.line("cluster_arrive(); cluster_wait();")
 
     def _role(self, role: Role) -> None:
-        outer = (self.layouts, self.single_thread, self.together, self.scope)
+        outer = (self.layouts, self.single_thread, self.together, self.scope, self.overtakes)
         # The tensor core's operands are uniform registers.  A warp that branches as a whole computes descriptors there, one
         # whose other lanes wait aside moves each of them (16 instructions a product instead of 3), so it stays together.
         issued = ("tcgen05_mma", "tcgen05_commit_arrive", "async_copy_scales_to_tmem")
@@ -200,7 +200,7 @@ class Emitter(ScanEmitter, MmaEmitter):
                     self.line(f"{register} = uniform({register});")
         else:
             self.steps(role.body.steps)
-        self.layouts, self.single_thread, self.together, self.scope = outer
+        self.layouts, self.single_thread, self.together, self.scope, self.overtakes = outer
 
     def _phases(self, waited: Sequence[int]) -> None:
         """One bit a barrier: the parity this role waits for next.  Its warps, under `warp_map`, use the same."""

@@ -10,7 +10,7 @@ import re
 
 _TYPES = "float|double|int|u32|u64|long long|short|u16|signed char|u8|bool"
 _DECLARATION = re.compile(rf"\b({_TYPES}) (\w+)\[(\d+)\];")
-_ELEMENT = re.compile(r"\b(\w+)\[(\d+)\]")
+_ELEMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\b(\w+)\[(\d+)\]')  # text in quotes is left alone
 
 
 def scalars(text: str) -> str:

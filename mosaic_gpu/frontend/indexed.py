@@ -78,7 +78,7 @@ def put_indexed(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     x = tr.read(e.invars[1])
     view, indices, dims = _indexed(tr, e, 2, tuple(e.invars[1].aval.shape), out, line)
     out.append(Equation("get_indexed", (view, *indices), tr.define(e.outvars), (("dims", dims),), (), line))
-    out.append(Equation("put_indexed", (view, x, *indices), (), (("dims", dims),), (), line))
+    out += tr.stored(view, Equation("put_indexed", (view, x, *indices), (), (("dims", dims),), (), line))
 
 
 def add_indexed(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -87,4 +87,4 @@ def add_indexed(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     old, new = tr.fresh(x.shape, view.dtype), tr.fresh(x.shape, view.dtype)
     out.append(Equation("get_indexed", (view, *indices), (old,), (("dims", dims),), (), line))
     out.append(Equation("add", (old, x), (new,), (), (), line))
-    out.append(Equation("put_indexed", (view, new, *indices), (), (("dims", dims),), (), line))
+    out += tr.stored(view, Equation("put_indexed", (view, new, *indices), (), (("dims", dims),), (), line))

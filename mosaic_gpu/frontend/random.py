@@ -33,6 +33,16 @@ class Key:
     shape: tuple[int, ...] = ()
 
 
+def refuse_keys(what: str, operands: Sequence[Any], line: Line | None) -> None:
+    """UnsupportedCall where a key is carried or taken apart: it is no array here."""
+    if any(isinstance(o, Key) for o in operands):
+        raise UnsupportedCall(
+            f"{what} of a PRNG key: a kernel only folds, splits and draws from keys. Carry a counter, and fold it into a key "
+            "that stays outside: jax.random.fold_in(key, i)",
+            line,
+        )
+
+
 def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     """Twenty rounds of Threefry-2x32 (Salmon et al., SC11) on two uint32 of any shape."""
     keys = (k0, k1, k0 ^ k1 ^ jnp.uint32(0x1BD11BDA))

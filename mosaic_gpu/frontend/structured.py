@@ -6,7 +6,6 @@ To add one: a function (tracer, equation, out, line) here, and its name in STRUC
 from __future__ import annotations
 
 import dataclasses
-import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,12 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..errors import Line, UnsupportedCall
-from ..program import Equation, Literal, Operand, Region, Value, View
+from ..program import Equation, Literal, Operand, Region, View
 from .gathers import GATHERS
 from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
 from .primitives import TreeOf, literal
 from .products import dot_general
-from .random import RANDOM
+from .random import RANDOM, refuse_keys
 
 if TYPE_CHECKING:
     from .trace import Tracer
@@ -42,17 +41,8 @@ def _swap(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     if has_index_array(e, 2):
         put_indexed(tr, e, out, line)
         return
-    _store(tr, _views(tr, e, 2, line), tr.read(e.invars[1]), tr.define(e.outvars), out, line)
-
-
-def _store(
-    tr: Tracer, view: View, x: Operand, results: tuple[Value, ...], out: list[Equation], line: Line | None
-) -> None:
-    """In the body of a `pallas_call` all threads meet before and after: its author chose no layouts, so cannot know which
-    thread reads what another wrote."""
-    shared = tr.block is not None and view.space.kind in ("smem", "gmem")
-    meet = [Equation("commit_smem", (), (), (), (), line)] if shared else []
-    out += [*meet, Equation("swap", (view, x), results, (), (), line), *meet]
+    view, x = _views(tr, e, 2, line), tr.read(e.invars[1])
+    out += tr.stored(view, Equation("swap", (view, x), tr.define(e.outvars), (), (), line))
 
 
 def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -63,7 +53,7 @@ def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> No
     old, new = tr.fresh(view.shape, view.dtype), tr.fresh(view.shape, view.dtype)
     out.append(Equation("get", (view,), (old,), (), (), line))
     out.append(Equation("add", (old, x), (new,), (), (), line))
-    _store(tr, view, new, (), out, line)
+    out += tr.stored(view, Equation("swap", (view, new), (), (), (), line))
 
 
 def _cond(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -97,6 +87,7 @@ def _scan(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
         return
     operands = [tr.read(v) for v in e.invars]
     outer, init = operands[:consts], operands[consts:]
+    refuse_keys("a loop's carry", init, line)
     counted = (
         carry > 0 and _is_increment(inner, inner.invars[consts], inner.outvars[0]) and isinstance(init[0], Literal)
     )
@@ -112,6 +103,7 @@ def _scan_arrays(
     p, inner = e.params, getattr(body, "jaxpr", body)
     operands = [tr.read(v) for v in e.invars]
     outer, init, xs = operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
+    refuse_keys("a loop's carry", [*init, *xs], line)
     ys = e.outvars[carry:]
     i = tr.fresh((), "int32")
     inside: list[Equation] = []
@@ -166,6 +158,7 @@ def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     nc, nb = p["cond_nconsts"], p["body_nconsts"]
     operands = [tr.read(v) for v in e.invars]
     c_outer, b_outer, init = operands[:nc], operands[nc : nc + nb], operands[nc + nb :]
+    refuse_keys("a loop's carry", init, line)
     carry = ib.invars[nb:]
     fori = (
         nc == 0
@@ -292,7 +285,9 @@ def _debug_print(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> 
             raise UnsupportedCall("debug.print of values that are no arrays: format them into the string", line)
         args, kwargs = jax.tree.unflatten(e.params["in_tree"], [tr.read(v) for v in e.invars])
         fmt, fields, unnamed = "", [], iter(args)
-        for text, name, spec, conversion in string.Formatter().parse(e.params["fmt"]):
+        for text, name, spec, conversion in string.Formatter().parse(
+            e.params["fmt"]
+        ):  # JAX has held it against the values
             fmt += text.replace("{", "{{").replace("}", "}}")
             if name is None:
                 continue

@@ -21,7 +21,7 @@ from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
-from .random import key_of_constant
+from .random import key_of_constant, refuse_keys
 from .structured import STRUCTURED
 
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -116,6 +116,14 @@ class Tracer:
             return literal(v.val, getattr(v.aval, "dtype", None))
         return self.env[v]
 
+    def stored(self, view: View, store: Equation) -> list[Equation]:
+        """A store, in the body of a `pallas_call` with all threads meeting before and after it.
+
+        Its author chose no layouts, so cannot know which thread reads what another wrote.
+        """
+        meet = [Equation("commit_smem", (), (), (), (), store.line)]
+        return [*meet, store, *meet] if self.block and view.space.kind in ("smem", "gmem") else [store]
+
     def bind(self, variables: Sequence[Any], operands: Sequence[Operand]) -> None:
         self.env.update(zip(variables, operands, strict=True))
 
@@ -190,6 +198,7 @@ class Tracer:
             if accuracy is not None:
                 params["accuracy"] = accuracy
             inputs = tuple(self.read(v) for v in e.invars)
+            refuse_keys(name, inputs, line)
             if name in ELEMENTWISE:
                 inputs = tuple(self.widened(x, e.outvars[0].aval.shape, out, line) for x in inputs)
             results = self.define(e.outvars)

@@ -30,8 +30,9 @@ def _define(name: str, expression: Callable[[Equation], str], numpy: Callable[..
 
     @o.simulate
     def _(sim: Any, step: Any) -> None:
-        e = step.equation
-        x, dtype = numpy(e, *[sim.read(x) for x in e.operands]), numpy_dtype(e.results[0].dtype)
+        e, args = step.equation, [sim.read(x) for x in step.equation.operands]
+        sim.contracted(args)  # a second power is a product
+        x, dtype = numpy(e, *args), numpy_dtype(e.results[0].dtype)
         sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
 
     return o
@@ -115,10 +116,13 @@ def _converted(e: Equation, x: Any) -> Any:
     """A float outside an integer type's range becomes its nearest end, NaN zero, as `cvt.rzi` has it (PTX ISA, cvt)."""
     source, to = e.operands[0].dtype, e.results[0].dtype
     dtype = numpy_dtype(to)
-    if source not in FLOATS or to not in (*NARROW, "int32", "uint32"):
+    if source not in FLOATS or to not in INTEGERS:
         return x.astype(dtype)
-    ends = np.iinfo(dtype)
-    return np.clip(np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0), ends.min, ends.max).astype(dtype)
+    ends, wide = np.iinfo(dtype), np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
+    inside = np.where((wide >= float(ends.min)) & (wide < float(ends.max) + 1), wide, 0).astype(dtype)
+    return np.where(
+        wide < 0, np.where(wide < float(ends.min), ends.min, inside), np.where(wide > inside, ends.max, inside)
+    )
 
 
 def _conversion(e: Equation) -> str:
@@ -132,6 +136,8 @@ def _conversion(e: Equation) -> str:
         return f"({_c_type(to)})min(max((int)({{0}}), {low}), {high})"
     if to in FLOATS:
         return "(double)({0})" if to == "float64" else "(float)({0})"
+    if source in FLOATS and to in ("int64", "uint64"):  # of 64 bits, cvt does not make 0 of NaN
+        return f"({{0}} == {{0}} ? ({_c_type(to)})({{0}}) : 0)"
     return f"({_c_type(to)})({{0}})"
 
 

@@ -60,12 +60,20 @@ class Print:
     array: bool
 
 
+def parsed(fmt: str, line: Any) -> list[tuple[str, str | None, str | None, str | None]]:
+    """The parts of a format string; UnsupportedCall for one that is none."""
+    try:
+        return list(string.Formatter().parse(fmt))
+    except ValueError as error:
+        raise UnsupportedCall(f"the format {fmt!r}: {error}", line) from None
+
+
 def print_plan(fmt: str, operands: Sequence[Operand], line: Any) -> Print:
     """The C format of a Python one."""
     text = ["", ""]  # C's, Python's
     conversions: list[str] = []
     array = any(o.shape for o in operands)
-    for literal, name, spec, conversion in string.Formatter().parse(fmt):
+    for literal, name, spec, conversion in parsed(fmt, line):
         text = [t + literal.replace("%", "%%") for t in text]
         if name is None:
             continue
@@ -147,6 +155,8 @@ def _(sim: Any, step: Any) -> None:
     def value(x: Any, letter: str) -> Any:
         if letter == "s":
             return str(bool(x))
+        if letter in "xX":
+            return int(x) % 2**64  # as C shows negative numbers
         return float(x) if letter in "feEgG" else int(x)
 
     if not p.array:
@@ -267,4 +277,7 @@ def print_layouts(equations: Sequence[Equation], layouts: Mapping[int, RegisterL
     """What a role's `print_layout`s ask for."""
     for e in walk(tuple(equations)):
         if e.op == "print_layout":
-            print(e.param("fmt").format(describe(e.operands[0], layouts)), flush=True)
+            fmt = e.param("fmt")
+            if [name for _, name, _, _ in parsed(fmt, e.line) if name is not None] not in ([], [""]):
+                raise UnsupportedCall(f"print_layout({fmt!r}): the format has one {{}}, for the layout", e.line)
+            print(fmt.format(describe(e.operands[0], layouts)), flush=True)

@@ -329,3 +329,10 @@ def _chain(cases: int) -> str:
 
 for _row in ROWS:
     _define(_row)
+
+
+def factors_of(e: Equation) -> tuple[int, int] | None:
+    """Which operands an equation multiplies: of a product, a square or a second power."""
+    if e.op == "mul":
+        return 0, 1
+    return (0, 0) if e.op == "square" or (e.op == "integer_pow" and e.param("y") == 2) else None

@@ -12,6 +12,7 @@ from ..layouts.registers import RegisterLayout
 from ..layouts.shared import ITEM_BITS
 from ..ops import registry
 from ..ops.debug import print_layouts
+from ..ops.elementwise import FLOATS, INTEGERS
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
@@ -168,7 +169,7 @@ def build_plan(program: Program, arch: str) -> Plan:
     for _, equations in resolved:
         refuse_types(equations)
     planned = []
-    met = met_by_peers(e for _, e in resolved) if math.prod(program.cluster) > 1 else frozenset()
+    met = met_by_peers(program, (e for _, e in resolved)) if math.prod(program.cluster) > 1 else frozenset()
     ctx.reaches_peers = reaches_peers(e for _, e in resolved)
     for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
         ctx.meets_peers = ctx.reaches_peers or accesses(equations, met)
@@ -227,9 +228,10 @@ def refuse_types(equations: Sequence[Equation]) -> None:
     for e in walk(tuple(equations)):
         for v in e.results:
             if v.space is None and v.dtype not in ITEM_BITS and not v.dtype.startswith("key<"):
+                known = ", ".join((*FLOATS, *INTEGERS, "bool"))
                 raise UnsupportedPrimitive(
-                    f"{e.op} makes {v.dtype} values: a kernel computes in {', '.join(ITEM_BITS)}; convert outside, or pass the "
-                    "parts (real and imaginary, or bytes) as arrays of their own",
+                    f"{e.op} makes {v.dtype} values: a kernel computes in {known}; convert outside, or pass the parts (real and "
+                    "imaginary, or bytes) as arrays of their own",
                     e.line,
                 )
         if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):

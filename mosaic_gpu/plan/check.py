@@ -19,10 +19,11 @@ from ..layouts.registers import RegisterLayout
 from ..ops import registry
 from ..ops.elementwise import ELEMENTWISE, expression_of
 from ..ops.registry import OPS, Generation, Scope
-from ..program import Equation, Program, Value, View, walk
+from ..program import Equation, Program, Value, View, refs_of, walk
 from . import in_flight, roles
-from .build import PlanContext, build_plan
+from .build import PlanContext, build_plan, refuse_types
 from .model import Plan, Step
+from .peers import check_peer
 from .products import lower_products
 from .resources import Resources, allocate
 
@@ -102,9 +103,10 @@ def _check_role(
     ctx = PlanContext(program, arch, resources) if resources is not None else None
     scopes: dict[int, Scope] = {}
     failed: set[int] = set()
-    _plan_rules(equations, Generation.of_arch(arch), Scope.WARPGROUP, ctx, scopes, failed, out)
+    _plan_rules(program, equations, Generation.of_arch(arch), Scope.WARPGROUP, ctx, scopes, failed, out)
     layouts: dict[int, RegisterLayout] | None = None
     try:
+        refuse_types(equations)
         layouts = infer(equations)
     except MosaicGpuError as error:
         out.add(error, program.line)
@@ -119,6 +121,7 @@ def _check_role(
 
 
 def _plan_rules(
+    program: Program,
     equations: Sequence[Equation],
     generation: Generation,
     scope: Scope,
@@ -134,6 +137,9 @@ def _plan_rules(
             row = ELEMENTWISE.get(e.op)
             if row is not None:
                 expression_of(row, e, False)
+            for view in refs_of(e):
+                if view.peer:
+                    check_peer(program, e, view)
             rule = o.plan_rules.get((generation, scope))
             if rule is not None and ctx is not None:
                 ctx.scope = scope
@@ -143,7 +149,7 @@ def _plan_rules(
             out.add(error, e.line)
         inner = Scope.WARP if e.op == "warp_map" else scope
         for r in e.regions:
-            _plan_rules(r.equations, generation, inner, ctx, scopes, failed, out)
+            _plan_rules(program, r.equations, generation, inner, ctx, scopes, failed, out)
 
 
 def _layout(v: Value, layouts: dict[int, RegisterLayout] | None) -> str:

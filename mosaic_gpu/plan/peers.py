@@ -13,14 +13,25 @@ from collections.abc import Iterable, Sequence
 from ..errors import OutOfBounds, UnsupportedCall
 from ..program import Equation, Program, View, refs_of, walk
 
-ASYNCHRONOUS = frozenset({"copy_gmem_to_smem", "copy_smem_to_gmem", "wgmma", "tcgen05_mma"})
+ASYNCHRONOUS = frozenset(
+    {
+        "copy_gmem_to_smem",
+        "copy_smem_to_gmem",
+        "wgmma",
+        "tcgen05_mma",
+        "async_copy_scales_to_tmem",
+        "try_cluster_cancel",
+    }
+)
 NO_ACCESS = "dim_size"
 OF_PEERS = ("get", "swap", "load")  # what reaches another block's shared memory
 
 
-def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
+def met_by_peers(program: Program, bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
     """Ids of the refs in which blocks of a cluster meet: filled by multicast or by answers of launch control, or both written
-    and read in global memory."""
+    and read in global memory, an aliased input being its output."""
+    outputs = program.inputs[len(program.inputs) - program.num_outputs :]
+    aliased = {program.inputs[i].id: outputs[o].id for i, o in program.aliases}
     filled: set[int] = set()
     read: set[int] = set()
     written: set[int] = set()
@@ -31,12 +42,13 @@ def met_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
             for k, view in enumerate(refs_of(e)):
                 if view.space.kind == "gmem":
                     stored = e.op in ("swap", "put_indexed") or (e.op == "copy_smem_to_gmem" and k == 1)
-                    (written if stored else read).add(view.ref.id)
+                    (written if stored else read).add(aliased.get(view.ref.id, view.ref.id))
                 elif e.op == "copy_gmem_to_smem" and k == 1 and e.param("collective_axes"):
                     filled.add(view.ref.id)
                 elif e.op == "try_cluster_cancel" and k == 0:
                     filled.add(view.ref.id)
-    return frozenset(filled | (read & written))
+    met = filled | (read & written)
+    return frozenset(met | {i for i, o in aliased.items() if o in met})
 
 
 def reaches_peers(bodies: Iterable[Sequence[Equation]]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ops.elementwise import factors_of
 from ..program import Equation, Value
 from .memory import Array
 
@@ -21,10 +22,11 @@ Factors = dict[int, tuple[Array, Array]]
 def contract(factors: Factors, e: Equation, args: Sequence[Array]) -> Array | None:
     """The result of an add or sub of a product of float32; None for anything else.  Remembers the factors of products."""
     result = e.results[0]
-    if result.dtype != "float32" or e.op not in ("add", "sub", "mul"):
+    if result.dtype != "float32":
         return None
-    if e.op == "mul":
-        factors[result.id] = (args[0], args[1])
+    if (pair := factors_of(e)) is not None:
+        factors[result.id] = (args[pair[0]], args[pair[1]])
+    if e.op not in ("add", "sub"):
         return None
     for k in (0, 1):
         operand = e.operands[k]

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import Deadlock
 from ..plan.model import Block, Step
+from ..program import refs_of
 from .memory import Array
 from .scheduler import Blocked, Steps
 
 if TYPE_CHECKING:
     from .core import Core
-
-READS = ("get", "load", "async_load_tmem")
 
 
 def _walk(body: Block) -> Iterator[Step]:
@@ -34,7 +33,12 @@ def _only_reads(step: Step) -> bool:
     e = step.equation
     if step.regions:  # loops, conditions, run_scoped; their steps are looked at one by one
         return e.op != "warp_map"
-    return e.op in READS or (bool(e.results) and e.op != "swap")
+    return bool(e.results) and e.op != "swap"
+
+
+def _reads(step: Step) -> bool:
+    """Whether others can change what it makes: it looks into memory."""
+    return bool(step.equation.results) and any(True for _ in refs_of(step.equation))
 
 
 class Loop:
@@ -44,7 +48,7 @@ class Loop:
         self.thread, self.step = thread, step
         steps = [s for region in step.regions for s in _walk(region)]
         self.harmless = all(map(_only_reads, steps))
-        self.reads = any(s.equation.op in READS for s in steps)
+        self.reads = any(map(_reads, steps))
         self.turns, self.kept_at = 0, 1
         self.kept: list[bytes] | None = None
         self.memory: object = None

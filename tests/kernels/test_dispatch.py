@@ -162,7 +162,7 @@ def test_requests_that_an_implementation_cannot_keep():
     """What the caller passed for one implementation or generation is not dropped by another."""
     q = random(1, 64, 1, 64)
     with pytest.raises(
-        ValueError, match="AttentionBackwardConfig is for mosaic_gpu, and implementation='xla' has none"
+        ValueError, match="AttentionBackwardConfig: a config is for mosaic_gpu, and implementation='xla' has none"
     ):
         attention(q, q, q, implementation="xla", backward_config=AttentionBackwardConfig())
     with pytest.raises(UnsupportedCall, match="backward_config with a config of sm100"):
