@@ -6,6 +6,7 @@ To add one: a function (tracer, equation, out, line) here, and its name in STRUC
 from __future__ import annotations
 
 import dataclasses
+import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
