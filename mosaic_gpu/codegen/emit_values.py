@@ -12,8 +12,6 @@ from ..ops.elementwise import factors_of
 from ..program import Affine, Equation, Literal, Operand, Value
 from .text import PACKED, Text, c_type, half, literal
 
-PAIRS = ("add", "sub", "mul")  # what a Blackwell SM does for two float32 at once, as it does fma
-
 
 class ValueEmitter(Text):
     """State: `names` (value id -> C expression or array name) and the current role's layouts."""
@@ -24,7 +22,7 @@ class ValueEmitter(Text):
         self.layouts: dict[int, RegisterLayout] = {}
         self.in_pairs = False  # whether the machine has packed float32 arithmetic
         self.contracts = False  # whether sums of products are rounded once
-        self.factors: dict[int, tuple[Operand, Operand]] = {}  # of each float32 product
+        self.factors: dict[int, tuple[Operand, ...]] = {}  # of each float32 product
 
     # ---- names --------------------------------------------------------------------------------------------------------
     def name(self, v: Value) -> str:
@@ -155,8 +153,9 @@ class ValueEmitter(Text):
         e = step.equation
         result: Value = e.results[0]
         layout = self.layout(result)
-        if result.dtype == "float32" and (pair := factors_of(e)) is not None:
-            self.factors[result.id] = (e.operands[pair[0]], e.operands[pair[1]])
+        factors = tuple(e.operands[k] for k in factors_of(e) or ())
+        if result.dtype == "float32" and factors:
+            self.factors[result.id] = factors
         if layout is None:
             text = expression.format(*(self.scalar(o) for o in e.operands))
             if result.dtype in PACKED:
@@ -166,20 +165,24 @@ class ValueEmitter(Text):
         for o in e.operands:
             if self.layout(o) is not None:
                 self.expect_layout(o, layout, e.op)
-        if self.in_pairs and e.op in PAIRS and result.dtype == "float32" and layout.registers % 2 == 0:
-            self.pairwise(result, *self._packed(e))
+        pairs = self.in_pairs and result.dtype == "float32" and layout.registers % 2 == 0
+        if pairs and factors:  # a Blackwell SM adds, subtracts, multiplies and fuses two float32 at once
+            self.pairwise(result, "mul_pair", [(x, "") for x in factors])
+            return
+        if pairs and e.op in ("add", "sub"):
+            self.pairwise(result, *self._sum(e))
             return
         self.assign_elements(
             result,
             [expression.format(*(self.element(o, i) for o in e.operands)) for i in range(layout.registers)],
         )
 
-    def _packed(self, e: Equation) -> tuple[str, Sequence[tuple[Operand, str]]]:
-        """A function of pairs.cuh that does an addition, subtraction or multiplication, and its operands with their signs.
+    def _sum(self, e: Equation) -> tuple[str, Sequence[tuple[Operand, str]]]:
+        """A function of pairs.cuh that does an addition or a subtraction, and its operands with their signs.
 
         A sum of a product is one fma, as the compiler makes of plain C++ and the simulator of the two equations.
         """
-        for k in (0, 1) if self.contracts and e.op != "mul" else ():
+        for k in (0, 1) if self.contracts else ():
             product, other = e.operands[k], e.operands[1 - k]
             if isinstance(product, Value) and product.id in self.factors:
                 a, b = self.factors[product.id]

@@ -167,7 +167,8 @@ def build_plan(program: Program, arch: str) -> Plan:
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
     ctx = PlanContext(program, arch, resources)
     for _, equations in resolved:
-        refuse_types(equations)
+        for e in walk(tuple(equations)):
+            refuse_types(e)
     planned = []
     met = met_by_peers(program, (e for _, e in resolved)) if math.prod(program.cluster) > 1 else frozenset()
     ctx.reaches_peers = reaches_peers(e for _, e in resolved)
@@ -223,19 +224,18 @@ def build_plan(program: Program, arch: str) -> Plan:
     )
 
 
-def refuse_types(equations: Sequence[Equation]) -> None:
+def refuse_types(e: Equation) -> None:
     """UnsupportedPrimitive for values of types that a kernel has no registers for, and for reductions of no elements."""
-    for e in walk(tuple(equations)):
-        for v in e.results:
-            if v.space is None and v.dtype not in ITEM_BITS and not v.dtype.startswith("key<"):
-                known = ", ".join((*FLOATS, *INTEGERS, "bool"))
-                raise UnsupportedPrimitive(
-                    f"{e.op} makes {v.dtype} values: a kernel computes in {known}; convert outside, or pass the parts (real and "
-                    "imaginary, or bytes) as arrays of their own",
-                    e.line,
-                )
-        if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
-            raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
+    for v in e.results:
+        if v.space is None and v.dtype not in ITEM_BITS and not v.dtype.startswith("key<"):
+            known = ", ".join((*FLOATS, *INTEGERS, "bool"))
+            raise UnsupportedPrimitive(
+                f"{e.op} makes {v.dtype} values: a kernel computes in {known}; convert outside, or pass the parts (real and "
+                "imaginary, or bytes) as arrays of their own",
+                e.line,
+            )
+    if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
+        raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 
 
 def _name(s: Split, program: Program) -> str:

@@ -106,7 +106,6 @@ def _check_role(
     _plan_rules(program, equations, Generation.of_arch(arch), Scope.WARPGROUP, ctx, scopes, failed, out)
     layouts: dict[int, RegisterLayout] | None = None
     try:
-        refuse_types(equations)
         layouts = infer(equations)
     except MosaicGpuError as error:
         out.add(error, program.line)
@@ -134,6 +133,7 @@ def _plan_rules(
         scopes[id(e)] = scope
         try:
             o = registry.lookup(e.op, (generation, scope), e.line)
+            refuse_types(e)
             row = ELEMENTWISE.get(e.op)
             if row is not None:
                 expression_of(row, e, False)

@@ -60,7 +60,7 @@ CASES = {
     "a product of a whole number": (lambda x, y: x * 7, ["mul"]),
     "a polynomial": (lambda x, y: ((x * 0.3 + 0.1) * x + 0.7) * x + 1, ["mul", "fma"] * 3),
     "rows": (scaled_rows, None),
-    "a square": (lambda x, y: lax.square(x) + y, ["add"]),
+    "a square": (lambda x, y: lax.square(x) + y, ["mul", "fma"]),
 }
 
 

@@ -480,7 +480,18 @@ case("an algorithm without a name", _dot(ALGORITHM), B64, out=o(64, 64, dtype=BF
 case("a print of too many values", lambda a: plgpu.debug_print("{}", a[0], a[1]), x(4))
 case("a print of a field by name", lambda a: plgpu.debug_print("{a}", a[0]), x(4))
 case("a print of a float in whole numbers", lambda a: plgpu.debug_print("{:d}", a[0]), x(4))
+case("a print without a closing brace", lambda a: plgpu.debug_print("{", a[0]), x(4))
+case("a print of a layout by name", lambda a: plgpu.print_layout("{layout}", a[...]), x(4))
 case("a print of something static", lambda a: jax.debug.print("{}", "text"), x(4))
+
+
+# ---- random keys -------------------------------------------------------------------------------------------------------------
+def _carried_key(a, c):
+    key = lax.fori_loop(0, 4, lambda i, k: jax.random.fold_in(k, i), jax.random.key(0))
+    c[...] = a[...] + jax.random.uniform(key, a.shape)
+
+
+case("a key that a loop carries", _carried_key, x(4), out=o(4))
 
 
 # ---- accuracy ----------------------------------------------------------------------------------------------------------------
