@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .gpu import package_version, sets_for
@@ -226,12 +226,18 @@ def our_function(cell: Cell, config: Any) -> Callable[..., Any]:
 
 
 def providers(device: Any, configs: str | None) -> list[Provider]:
-    """Ours, then the peers: those with PyTorch's clock first."""
-    from . import jax_peers
-    from .ours import Ours, read_configs
+    """As `providers_of`, with the configs of a file."""
+    from .ours import read_configs
 
-    torch = device.torch
-    ours: list[Provider] = [Ours(torch, c, "attention", our_function) for c in read_configs(configs, "attention")]
+    return providers_of(device.torch, read_configs(configs, "attention"))
+
+
+def providers_of(torch: Any, configs: Sequence[Any]) -> list[Provider]:
+    """Ours with these configs (`NamedConfig`), then the peers: those with PyTorch's clock first."""
+    from . import jax_peers
+    from .ours import Ours
+
+    ours: list[Provider] = [Ours(torch, c, "attention", our_function) for c in configs]
     peers: list[Provider] = [CuDnn(torch, False), CuDnn(torch, True), FlashAttention4(torch)]
     return ours + peers + jax_peers.attention_peers(torch)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .attention import FLOOR, REFERENCE_ROWS, CuDnn, FlashAttention4, Shape, TorchProvider
@@ -223,20 +223,27 @@ def _forward_and_backward(q: Any, k: Any, v: Any, d_out: Any, **options: Any) ->
 
 
 def providers(device: Any, configs: str | None) -> list[Provider]:
-    """Ours, also deterministic, then the peers: those with PyTorch's clock first."""
-    from .ours import Ours, read_configs
+    """As `providers_of`, with the configs of a file."""
+    from .ours import read_configs
 
-    torch, kernel = device.torch, "attention_backward"
-    ours: list[Provider] = [Ours(torch, c, kernel, our_function) for c in read_configs(configs, kernel)]
-    return [*ours, deterministic(torch), *peers(torch)]
+    return providers_of(device.torch, read_configs(configs, "attention_backward"))
 
 
-def deterministic(torch: Any) -> Provider:
-    """Ours with `deterministic=True`: what that costs is the ratio of two rows."""
-    from .ours import NamedConfig, Ours
+def providers_of(torch: Any, configs: Sequence[Any]) -> list[Provider]:
+    """Ours with these configs (`NamedConfig`), each also deterministic, then the peers: those with PyTorch's clock first."""
+    from .ours import Ours
 
+    ours = [Ours(torch, c, "attention_backward", our_function) for c in configs]
+    return [*ours, *(deterministic(torch, c) for c in configs), *peers(torch)]
+
+
+def deterministic(torch: Any, config: Any) -> Provider:
+    """Ours with `deterministic=True`: what that costs is the ratio of two rows.  dQ, too, is then the same bits in every run."""
+    from .ours import Ours
+
+    named = dataclasses.replace(config, name=config.name.replace("ours", "ours deterministic", 1))
     function = functools.partial(our_function, deterministic=True)
-    return Ours(torch, NamedConfig("ours deterministic"), "attention_backward", function)
+    return Ours(torch, named, "attention_backward", function, repeats_all=True)
 
 
 def peers(torch: Any) -> list[Provider]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .gpu import sets_for
@@ -135,12 +135,17 @@ def our_function(cell: Cell, config: Any) -> Callable[..., Any]:
 
 
 def providers(device: Any, configs: str | None) -> list[Provider]:
-    """Ours, then cuBLAS."""
-    from .ours import Ours, read_configs
+    """Ours with the configs of a file, then cuBLAS."""
+    from .ours import read_configs
 
-    torch = device.torch
-    ours: list[Provider] = [Ours(torch, c, "matmul", our_function) for c in read_configs(configs, "matmul")]
-    return [*ours, CuBlas(torch, False), CuBlas(torch, True)]
+    return providers_of(device.torch, read_configs(configs, "matmul"))
+
+
+def providers_of(torch: Any, configs: Sequence[Any]) -> list[Provider]:
+    """Ours with these configs (`NamedConfig`), then cuBLAS."""
+    from .ours import Ours
+
+    return [*(Ours(torch, c, "matmul", our_function) for c in configs), CuBlas(torch, False), CuBlas(torch, True)]
 
 
 BENCHMARK = Benchmark("matmul", CELLS, MatmulProblem, providers)

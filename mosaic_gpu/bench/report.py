@@ -12,7 +12,6 @@ from ..tune.chip import Chip, chip_of
 from .verdicts import compare as ratio_of
 
 GENERATIONS = {"Hopper": ("h100", "h200", "gh200"), "Blackwell": ("b100", "b200", "b300", "gb200", "gb300")}
-ALONE = "alone"
 # Between two runs a chip's clock differs by some percent; relative to a peer that was measured in both, it does not.
 NOISE, NOISE_TO_PEER = 0.05, 0.02
 

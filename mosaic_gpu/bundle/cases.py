@@ -71,7 +71,7 @@ def call_of(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDt
     tunable = find_tunable(case.kernel, generation)
     default = tunable.default(w)
     config = config_from(case.kernel, generation, {**default.to_json(), **case.config})
-    return tunable.call(w, config, arch), list(tunable.arguments(w))
+    return tunable.call(w, config), list(tunable.arguments(w))
 
 
 def inputs(case: Case) -> tuple[tuple[Any, ...], Judge]:

@@ -19,6 +19,7 @@ from typing import Any
 from ..codegen.cubin_cache import cache_folder
 from ..errors import MosaicGpuError
 from ..tune.tunable import Tunable, find_tunable
+from .common import Refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +39,22 @@ def compile_job(job: CompileJob) -> dict[str, Any]:
 
     from ..codegen.build import compile_plan
     from ..codegen.ptxas_log import parse_log
+    from ..runtime.device import planning_for
     from ..runtime.execute import plan_of
+    from ..tune.chip import chip_of
     from ..tune.space import generation_of
     from .targets import programs_for
 
     try:
         tunable = find_tunable(job.kernel, generation_of(job.arch))
         w = tunable.workload(job.workload)
-        call = tunable.call(w, tunable.from_json(job.config), job.arch)
-        with warnings.catch_warnings():
+        call = tunable.call(w, tunable.from_json(job.config))
+        # This process is kept off the GPU: what it is planned for is that of the architecture.
+        with planning_for(chip_of(None, job.arch).multiprocessors, job.arch), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # spills are in the result
             plans = [plan_of(p, job.arch) for p in programs_for(call, tunable.arguments(w), job.arch)]
             compiled = [compile_plan(plan).compiled for plan in plans]
-    except (MosaicGpuError, ValueError) as error:
+    except (MosaicGpuError, Refusal, ValueError) as error:
         text = str(error).splitlines()[0]
         return {"status": "spilled" if "spill" in text else "refused", "message": text}
     usages = [parse_log(c.log, c.ptx).entry(None) for c in compiled]

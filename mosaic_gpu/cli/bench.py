@@ -29,6 +29,7 @@ from .common import (
     require_writable,
     table,
 )
+from .compile import target_arch
 from .tune import Causal, Dtype, FromFile, Shape, Shapes, tunable_for, wanted_shapes
 
 Peers = Annotated[str, typer.Option(help="all, or a regular expression of names; default: none.")]
@@ -144,7 +145,7 @@ def kernel(
 
 def device_for(kernel: str) -> Any:
     """PyTorch's device for kernels that have peers there, else JAX's; a refusal without a GPU."""
-    from ..bench.gpu import NoGpu, TorchDevice  # first: it keeps JAX from taking most of the GPU's memory
+    from ..bench.gpu import NoGpu, TorchDevice
     from ..bench.jax_calls import JaxDevice
 
     require_gpu("bench")
@@ -171,7 +172,8 @@ def _bench(
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    tunable = tunable_for(kernel, "sm_90a")
+    importlib.import_module("mosaic_gpu.bench")  # first: it keeps JAX from taking most of the GPU's memory
+    tunable = tunable_for(kernel, target_arch())
     named = "" if shape or from_file else shapes
     wanted = wanted_shapes(kernel, tunable, named, shape, from_file, causal, dtype)
     fields = parse_json_option(config, "--config")
@@ -219,15 +221,15 @@ def benchmark_for(tunable: Any, wanted: Sequence[Any], device: Any, config: Any)
     if not isinstance(device, TorchDevice):
         return benchmark_of(tunable, wanted, device=device_key(), config=config)
     base: Any = importlib.import_module(f"mosaic_gpu.bench.{tunable.name}")
-    from ..bench.ours import NamedConfig, Ours
+    from ..bench.ours import NamedConfig
 
+    if other := [w for w in wanted if w.dtype != "bfloat16"]:
+        raise Refusal(f"beside PyTorch's libraries only bf16 is measured, not {other[0]} {other[0].dtype}")
     if tunable.name == "matmul":
         cells = [base.Shape(w.m, w.n, w.k).cell() for w in wanted]
     else:
-        if unequal := [w for w in wanted if w.length != w.kv_length or w.dtype != "bfloat16"]:
-            raise Refusal(
-                f"beside PyTorch's libraries only bf16 and t = s are measured, not {unequal[0]} {unequal[0].dtype}"
-            )
+        if unequal := [w for w in wanted if w.length != w.kv_length]:
+            raise Refusal(f"beside PyTorch's libraries only t = s is measured, not {unequal[0]}")
         shapes = [(w.batch, w.length, w.heads, w.kv_heads, w.head_dim, w.value_dim, w.causal) for w in wanted]
         if tunable.name == "attention":
             cells = [base.Shape(*s).cell() for s in shapes]
@@ -236,8 +238,7 @@ def benchmark_for(tunable: Any, wanted: Sequence[Any], device: Any, config: Any)
     fields = None if config is None else config.to_json()
 
     def providers(device: Any, _: str | None) -> list[Any]:
-        others = [p for p in base.BENCHMARK.providers(device, None) if p.name != "ours"]
-        return [Ours(device.torch, NamedConfig("ours", fields), tunable.name, base.our_function), *others]
+        return list(base.providers_of(device.torch, [NamedConfig("ours", fields)]))
 
     return dataclasses.replace(base.BENCHMARK, cells=cells, providers=providers)
 

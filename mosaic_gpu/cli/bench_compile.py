@@ -19,7 +19,7 @@ STEPS = ("trace", "plan", "emit", "nvrtc", "disassemble", "build_cold", "build_f
 
 
 def bench_compile(
-    arch: Annotated[str, typer.Option(help="sm_90a or sm_100a.")] = "sm_90a",
+    arch: Annotated[str, typer.Option(help=f"{', '.join(ARCHS)}.")] = "sm_90a",
     head_dim: Annotated[list[int] | None, typer.Option(help="Head dims; default 64, 128, 256.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Median of so many.")] = 3,
     as_json: AsJson = False,
@@ -33,7 +33,9 @@ def bench_compile(
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     cases = [(d, causal) for d in head_dim or (64, 128, 256) for causal in (False, True)]
     rows: list[dict[str, Any]] = []
-    with steps(len(cases) * repeats + 1) as progress:
+    from ..runtime import device
+
+    with device.planning_for(device.multiprocessors(), arch), steps(len(cases) * repeats + 1) as progress:
         progress.step("starting JAX and the compiler")
         _once(arch, 64, False, 999)  # imports, and what JAX and NVRTC do once in a process, are not the kernel's
         for d, causal in cases:

@@ -34,7 +34,7 @@ def check_kernel(
         typer.Option(help=f"One of {', '.join(ARCHS)}; default: the kernel's, else this GPU's, else sm_90a."),
     ] = None,
     shape: Annotated[str | None, typer.Option(help="b4s4096h32kv8d128, or m4096n4096k4096 for matmul.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
+    dtype: Annotated[str | None, typer.Option(help="bf16 or f16; default: bf16.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Attention: query i sees keys 0 to i.")] = False,
     config: Annotated[str | None, typer.Option(help="The kernel's config as JSON.")] = None,
     arg: Annotated[
@@ -50,13 +50,15 @@ def check_kernel(
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     fields = parse_json_option(config, "--config")
     from ..frontend.trace import FAILURES
+    from ..runtime import device
     from .targets import Request, find_call, programs_for
 
     traced: list[MosaicGpuError] = []
     token = FAILURES.set(traced)
     try:
         request = Request(arch or target_arch(), shape, dtype, causal, False, fields)
-        programs = programs_for(*find_call(kernel, request, arg or ()), arch)
+        with device.planning_for(device.multiprocessors(), request.arch):
+            programs = programs_for(*find_call(kernel, request, arg or ()), arch)
     except MosaicGpuError as error:  # one that leaves nothing to go on with
         data = _report(kernel, request.arch, [], [*traced, error], backends)
     else:

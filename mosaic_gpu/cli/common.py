@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -212,6 +212,13 @@ def kernel_dtype(text: str) -> str:
     if name not in ("bfloat16", "float16"):
         raise Refusal(f"--dtype {text}: bf16 or f16")
     return name
+
+
+def refuse_options(why: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that are set and mean nothing here, so that none is ignored.  options: their values by name; None and
+    False are not set."""
+    if given := [name for name, value in options.items() if value is not None and value is not False]:
+        raise Refusal(f"{why}; it does not go with {', '.join(given)}")
 
 
 def parse_json_option(text: str | None, option: str) -> dict[str, Any] | None:

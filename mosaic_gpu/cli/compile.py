@@ -9,7 +9,17 @@ import typer
 from rich.console import Console
 
 from .common import ARCHS as ARCHS
-from .common import AsJson, Refusal, output, parse_json_option, print_json, require_writable, steps, table
+from .common import (
+    AsJson,
+    Refusal,
+    output,
+    parse_json_option,
+    print_json,
+    refuse_options,
+    require_writable,
+    steps,
+    table,
+)
 
 
 def compile_kernel(
@@ -20,10 +30,10 @@ def compile_kernel(
         str | None,
         typer.Option(help=f"One of {', '.join(ARCHS)}; default: the kernel's, else this GPU's, else sm_90a."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("out"),
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: out.")] = None,
     stages: Annotated[bool, typer.Option("--stages", help="Print and write the program after each pass.")] = False,
     shape: Annotated[str | None, typer.Option(help="b4s4096h32kv8d128, or m4096n4096k4096 for matmul.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
+    dtype: Annotated[str | None, typer.Option(help="bf16 or f16; default: bf16.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Attention: query i sees keys 0 to i.")] = False,
     lse: Annotated[bool, typer.Option("--lse", help="Attention: with the log-sum-exp as second output.")] = False,
     config: Annotated[str | None, typer.Option(help="The kernel's config as JSON.")] = None,
@@ -35,8 +45,9 @@ def compile_kernel(
         typer.Option(help="Write a bundle for `verify-device` instead: many shapes and configs of KERNEL (or all)."),
     ] = None,
     benchmark: Annotated[
-        bool, typer.Option("--benchmark/--no-benchmark", help="With --bundle: also what is timed.")
-    ] = True,
+        bool | None,
+        typer.Option("--benchmark/--no-benchmark", help="With --bundle: also what is timed; default: that, too."),
+    ] = None,
     multiprocessors: Annotated[
         int | None, typer.Option(min=1, help="With --bundle: those of the GPU; default: of an H200, B200 or B300.")
     ] = None,
@@ -46,18 +57,18 @@ def compile_kernel(
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     if bundle is not None:
-        alone = {
-            "--stages": stages,
-            "--shape": shape,
-            "--causal": causal,
-            "--lse": lse,
-            "--config": config,
-            "--arg": arg,
-        }
-        if given := [name for name, value in alone.items() if value]:
-            raise Refusal(f"--bundle has shapes and configs of its own; it does not go with {', '.join(given)}")
-        _compile_bundle(kernel, arch or target_arch(), bundle, benchmark, multiprocessors, as_json)
+        alone = {"--out": out, "--stages": stages, "--shape": shape, "--dtype": dtype, "--causal": causal, "--lse": lse}
+        why = "--bundle is a file of its own, with its own shapes and configs"
+        refuse_options(why, {**alone, "--config": config, "--arg": arg or None})
+        _compile_bundle(kernel, arch or target_arch(), bundle, benchmark is not False, multiprocessors, as_json)
         return
+    timed = {
+        "--benchmark": benchmark or None,
+        "--no-benchmark": benchmark is False,
+        "--multiprocessors": multiprocessors,
+    }
+    refuse_options("without --bundle one kernel is compiled", timed)
+    out = out or Path("out")
     fields = parse_json_option(config, "--config")
     require_writable(out, "--out")
     with steps(4) as progress:

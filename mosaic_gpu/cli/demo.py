@@ -126,10 +126,9 @@ def _resources(workload: Attention, config: Any, arch: str) -> tuple[dict[str, A
     from ..codegen.artifacts import resources_json
     from ..codegen.build import compile_plan
     from ..plan.build import build_plan
-    from .targets import Request, find_call, program_of
+    from .targets import attention_call, program_of
 
-    shape = str(workload).replace("/", "kv")
-    program = program_of(*find_call("attention", Request(arch, shape, causal=True, config=config.to_json())), arch)
+    program = program_of(*attention_call(workload, arch, config), arch)
     plan = build_plan(program, arch)
     try:
         return resources_json(plan, compile_plan(plan)), ""

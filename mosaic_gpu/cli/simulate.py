@@ -38,7 +38,7 @@ def simulate_kernel(
     ] = None,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Do not ask NVRTC and ptxas first.")] = False,
     shape: Annotated[str | None, typer.Option(help="b1s256h2kv1d128, or m256n256k256 for matmul.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
+    dtype: Annotated[str | None, typer.Option(help="bf16 or f16; default: bf16.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Attention: query i sees keys 0 to i.")] = False,
     lse: Annotated[bool, typer.Option("--lse", help="Attention: with the log-sum-exp as second output.")] = False,
     config: Annotated[str | None, typer.Option(help="The kernel's config as JSON.")] = None,
@@ -57,13 +57,15 @@ def simulate_kernel(
     ways = chosen_schedules(schedule, schedules, shadow)
     with steps(len(ways) + 2) as progress:
         progress.step(f"tracing and planning {kernel}")
+        from ..runtime import device
         from ..runtime.schedules import Rehearsal
         from .targets import Request, find_call
 
         try:
             request = Request(arch or target_arch(), shape or SMALL.get(kernel), dtype, causal, lse, fields)
-            function, types = find_call(kernel, request, arg or ())
-            rehearsal = Rehearsal(function, random_arrays(types, seed), arch, request.arch)
+            with device.planning_for(device.multiprocessors(), request.arch):
+                function, types = find_call(kernel, request, arg or ())
+                rehearsal = Rehearsal(function, random_arrays(types, seed), arch, request.arch)
             compiled = "not asked for" if no_compile else _compile(rehearsal, progress.step)
         except MosaicGpuError as error:
             raise Refusal(f"{type(error).__name__}: {error}") from error

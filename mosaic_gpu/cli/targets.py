@@ -29,16 +29,16 @@ from ..program import Program
 from ..runtime import execute
 from ..tune.space import config_class, config_from, generation_of
 from ..tune.workload import Attention, Matmul, dtype_name
-from .common import Refusal, find_ours, kernel_dtype, report_error
+from .common import Refusal, find_ours, kernel_dtype, refuse_options, report_error
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asks for.  shape: None takes the kernel's own example."""
+    """What the user asks for.  shape: None takes the kernel's own example; dtype: None, bfloat16."""
 
     arch: str
     shape: str | None = None
-    dtype: str = "bfloat16"
+    dtype: str | None = None
     causal: bool = False
     return_lse: bool = False
     config: dict[str, Any] | None = None
@@ -72,13 +72,14 @@ def attention_call(w: Attention, arch: str, config: Any = None, return_lse: bool
 
 
 def _attention(r: Request) -> Call:
-    w = Attention.parse(r.shape or "b4s4096d128", dtype=r.dtype, causal=r.causal)
+    w = Attention.parse(r.shape or "b4s4096d128", dtype=kernel_dtype(r.dtype or "bf16"), causal=r.causal)
     config = None if r.config is None else config_from("attention", generation_of(r.arch), r.config)
     return attention_call(w, r.arch, config, r.return_lse)
 
 
 def _matmul(r: Request) -> Call:
-    w = Matmul.parse(r.shape or "m4096n4096k4096", dtype=r.dtype)
+    refuse_options("matmul has no mask and one output", {"--causal": r.causal, "--lse": r.return_lse})
+    w = Matmul.parse(r.shape or "m4096n4096k4096", dtype=kernel_dtype(r.dtype or "bf16"))
     function = _kernel_function("matmul", r.arch)
     config = config_from("matmul", generation_of(r.arch), r.config or {})
     return functools.partial(function, config=config), _arguments(w.shapes, w.dtype)
@@ -93,12 +94,16 @@ def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> C
         if arguments:
             raise Refusal(f"--arg is for kernels of your own; {kernel} takes --shape")
         try:
-            return KERNELS[kernel](dataclasses.replace(request, dtype=kernel_dtype(request.dtype)))
+            return KERNELS[kernel](request)
         except (ValueError, TypeError) as error:
             raise Refusal(str(error)) from error
     path, colon, name = kernel.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise Refusal(f"KERNEL is {', '.join(KERNELS)} or FILE.py:NAME, not {kernel!r}")
+    options = {"--shape": request.shape, "--dtype": request.dtype, "--config": request.config}
+    refuse_options(
+        "a kernel of your own takes --arg", {**options, "--causal": request.causal, "--lse": request.return_lse}
+    )
     if not arguments:
         raise Refusal("a kernel of your own needs its arguments' types: --arg 'bf16[4,4096,16,128]', one for each")
     types = [parse_argument(a) for a in arguments]

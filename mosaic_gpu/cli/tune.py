@@ -104,7 +104,8 @@ def wanted_shapes(
         if kernel not in DEFAULTS:
             example = tunable.example or "".join(f"{letter}128" for letter in tunable.letters)
             raise Refusal(f"{kernel} has no usual shapes: give --shape, such as {example}")
-        found = workloads(tunable, DEFAULTS[kernel], **options)
+        with refused_for("--causal or --full"):
+            found = workloads(tunable, DEFAULTS[kernel], **options)
     return list(dict.fromkeys(found))
 
 
@@ -302,6 +303,7 @@ def compile_ahead_of_time(
     require_writable(out, "--out")
     from ..codegen.cubin_cache import ENVIRONMENT_VARIABLE
     from ..codegen.nvrtc import find_nvrtc
+    from ..runtime.device import planning_for
     from ..tune.chip import chip_of
     from .ahead import compile_ahead, compile_pool
 
@@ -319,7 +321,8 @@ def compile_ahead_of_time(
         assert pool is not None
         for w in wanted:
             progress.step(f"compiling {name_of(w)}")
-            ranked = tunable.candidates(w, chip)
+            with planning_for(chip.multiprocessors, arch):
+                ranked = tunable.candidates(w, chip)
             ranked = ranked[:top] if top else ranked
             found = compile_ahead(tunable, w, ranked, arch, pool)
             configs = [

@@ -114,7 +114,6 @@ def plain_gradients(
     q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, causal: bool | jax.Array, scale: float | jax.Array
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """(dQ, dK, dV) in float32, and the same with the output, P and dS rounded to q's dtype."""
-    group = q.shape[2] // k.shape[2]
 
     def one_head(q: jax.Array, d_out: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
         p = jax.nn.softmax(jnp.where(seen, _exact(q, k.T) * scale, -jnp.inf), axis=-1)
@@ -136,7 +135,6 @@ def plain_gradients(
 
     heads = (q.shape[2], k.shape[2], k.shape[2])
     six = [in_order(x, n) for x, n in zip(found, (*heads, *heads), strict=True)]
-    assert group * k.shape[2] == q.shape[2]
     return tuple(six[:3]), tuple(x.astype(dtype).astype(jnp.float32) for x in six[3:])
 
 

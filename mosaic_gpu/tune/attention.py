@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .chip import Chip
-from .space import Grid, config_class, default_config
+from .space import Grid, config_class, default_config, kernel_files
 from .tunable import Key, Tunable
 from .workload import Attention
 
@@ -121,7 +121,7 @@ class AttentionTunable(Tunable):
 
         return [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in w.shapes]
 
-    def call(self, w: Attention, config: Any, arch: str = "") -> Callable[..., Any]:
+    def call(self, w: Attention, config: Any) -> Callable[..., Any]:
         """The kernel of this generation."""
         module = importlib.import_module(f"mosaic_gpu.kernels.{self.generation}.attention")
 
@@ -147,10 +147,10 @@ class AttentionTunable(Tunable):
         return Judge.of(*arrays, causal=w.causal)
 
     def sources(self) -> Sequence[Path]:
-        """The kernel, and the order of tiles."""
-        folder = Path(str(importlib.import_module(self.config.__module__).__file__)).parent
-        names = ("attention.py", "attention_config.py", "attention_products.py", "attention_tiles.py", "schedule.py")
-        return [p for p in (folder / n for n in names) if p.exists()]
+        """The kernel, how its tiles lie in shared memory, and their order."""
+        more = () if self.generation == "sm90" else ("attention_products", "attention_tiles")
+        names = [f"{self.generation}/{n}.py" for n in ("attention", "attention_config", *more)]
+        return kernel_files(*names, "sm90/schedule.py", "tiles.py")
 
 
 def bucket(n: int) -> int:

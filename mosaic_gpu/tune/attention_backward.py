@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from .attention import AttentionTunable
 from .chip import Chip
-from .space import Grid, default_config
+from .space import Grid, default_config, kernel_files
 from .workload import Attention
 
 ROWS, COMPUTES = 64, 2
@@ -124,7 +124,7 @@ class AttentionBackwardTunable(AttentionTunable):
         axes = (2, 2, 2, 2, 1, 2)
         return tuple(jnp.roll(x, n * m, axis) for x, m, axis in zip(arrays, by, axes, strict=True))
 
-    def call(self, w: Attention, config: Any, arch: str = "") -> Callable[..., Any]:
+    def call(self, w: Attention, config: Any) -> Callable[..., Any]:
         """The kernels of this generation: (dQ, dK, dV)."""
         module = importlib.import_module(f"mosaic_gpu.kernels.{self.generation}.attention_backward")
         options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "deterministic": False}
@@ -152,10 +152,9 @@ class AttentionBackwardTunable(AttentionTunable):
         return GradientJudge.of(q, k, v, d_out, causal=w.causal)
 
     def sources(self) -> Sequence[Path]:
-        """The kernels, and the order of their blocks."""
-        folder = Path(str(importlib.import_module(self.config.__module__).__file__)).parent
-        names = ("attention_backward.py", "attention_backward_config.py", "schedule.py")
-        return [folder / n for n in names]
+        """The kernels, how their tiles lie in shared memory, and the order of their blocks."""
+        parts = ("", "_compute", "_config", "_dq", "_work")
+        return kernel_files(*(f"sm90/attention_backward{p}.py" for p in parts), "sm90/schedule.py", "tiles.py")
 
 
 @dataclasses.dataclass

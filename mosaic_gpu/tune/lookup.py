@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import CacheInvalid
+from ..errors import CacheInvalid, UnsupportedCall
 from . import cache
 from .tunable import Tunable, find_tunable
 
@@ -216,12 +216,17 @@ def stamp(kernel: str, device: str | None) -> str:
 def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwargs: Any) -> Explanation:
     """Which config a call would take on this machine's first GPU, and why; `str` of it is the report.
 
-    kernel: 'attention', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays, or
+    kernel: 'attention', 'attention_backward', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays, or
     `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.
     """
     from ..runtime.device import default_arch, device_key
     from .space import generation_of
 
     arch = default_arch()
-    tunable = find_tunable(kernel, generation_of(arch) if arch else "sm90") if isinstance(kernel, str) else kernel
+    if isinstance(kernel, str):
+        if arch is not None and not arch.startswith(("sm_90", "sm_10")):
+            raise UnsupportedCall(f"{kernel} has no kernel for {arch}: a call runs XLA's, and takes no config")
+        tunable = find_tunable(kernel, generation_of(arch) if arch else "sm90")
+    else:
+        tunable = kernel
     return explain(tunable, tunable.workload_of(*args, **kwargs), device=device_key(), config=config)

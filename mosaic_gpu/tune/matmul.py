@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .chip import Chip
-from .space import Grid, config_class
+from .space import Grid, config_class, kernel_files
 from .tunable import Key, Tunable
 from .workload import Matmul
 
@@ -93,7 +93,7 @@ class MatmulTunable(Tunable):
 
         return [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in w.shapes]
 
-    def call(self, w: Matmul, config: Any, arch: str = "") -> Callable[..., Any]:
+    def call(self, w: Matmul, config: Any) -> Callable[..., Any]:
         """The kernel of this generation."""
         module = importlib.import_module(self.config.__module__)
         return functools.partial(module.matmul, config=config)
@@ -112,4 +112,4 @@ class MatmulTunable(Tunable):
 
     def sources(self) -> Sequence[Path]:
         """The kernel."""
-        return [Path(str(importlib.import_module(self.config.__module__).__file__))]
+        return kernel_files(f"{self.generation}/matmul.py")

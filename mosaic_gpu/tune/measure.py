@@ -97,8 +97,8 @@ class GpuTimer:
 
     output: jax.Array | None = None
 
-    def __init__(self, tunable: Tunable, workload: Any, seed: int | None = None, arch: str = "") -> None:
-        self.tunable, self.workload, self.arch = tunable, workload, arch
+    def __init__(self, tunable: Tunable, workload: Any, seed: int | None = None) -> None:
+        self.tunable, self.workload = tunable, workload
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.sets = input_sets(tunable, workload, self.seed)
         self.judge = tunable.judge(workload, self.sets[0])
@@ -106,7 +106,7 @@ class GpuTimer:
 
     def call(self, config: Any) -> Callable[..., Any]:
         """The function that is measured."""
-        return self.tunable.call(self.workload, config, self.arch)
+        return self.tunable.call(self.workload, config)
 
     def check(self, config: Any) -> Measurement:
         """Compile, run twice, judge; the same inputs must give the same bits."""

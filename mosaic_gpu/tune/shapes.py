@@ -75,7 +75,7 @@ def named_shapes(kernel: str, text: str) -> list[str]:
 def workloads(tunable: Tunable, texts: Sequence[str], *, dtype: str, causal: bool | None) -> list[Any]:
     """The workloads of shapes; a shape that does not say its mask is taken with `causal`, or with both masks if that is None.
 
-    ValueError for what is no shape of the kernel.
+    ValueError for what is no shape of the kernel, and for a mask where it has none.
     """
     found: dict[Any, None] = {}
     for text in texts:
@@ -86,6 +86,11 @@ def workloads(tunable: Tunable, texts: Sequence[str], *, dtype: str, causal: boo
             raise ValueError(
                 f"shape {text!r}: after the shape come causal or full, and bf16 or f16, not {unknown[0]!r}"
             )
+        masked = tunable.parse(shape, dtype=own_dtype, causal=True) != tunable.parse(
+            shape, dtype=own_dtype, causal=False
+        )
+        if not masked and (causal is not None or any(w in MASKS for w in words)):
+            raise ValueError(f"{tunable.name} has no mask: shape {text!r} is neither causal nor full")
         for mask in masks:
             found[tunable.parse(shape, dtype=own_dtype, causal=mask)] = None
     return list(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedCall
@@ -61,6 +62,14 @@ def config_class(kernel: str, generation: str) -> Any:
 def config_from(kernel: str, generation: str, data: Mapping[str, Any]) -> Any:
     """A config from JSON; the two tags may be left out.  ValueError for what does not fit."""
     return config_class(kernel, generation).from_json({"generation": generation, "kernel": kernel, **data})
+
+
+def kernel_files(*names: str) -> list[Path]:
+    """Source files of our kernels, such as 'sm90/attention.py'.  FileNotFoundError for what is none."""
+    folder = Path(str(importlib.import_module("mosaic_gpu.kernels").__file__)).parent
+    if missing := [n for n in names if not (folder / n).is_file()]:
+        raise FileNotFoundError(f"{folder} has no {', '.join(missing)}")
+    return [folder / n for n in names]
 
 
 def default_config(kernel: str, generation: str, *dims: int, **call: Any) -> Any:

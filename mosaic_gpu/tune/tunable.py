@@ -1,6 +1,6 @@
 """What the tuner, the lookup and the benchmarks need to know of a kernel: one class a kernel.
 
-Ours are declared in `tune/attention.py` and `tune/matmul.py`; docs/tuning.md shows one of a user's.  A kernel is named on the
+Ours are declared in `tune/attention.py`, `tune/attention_backward.py` and `tune/matmul.py`; docs/tuning.md shows one of a user's.  A kernel is named on the
 command line, in jobs for other processes and in cache files by its *reference*: `attention`, or `FILE.py:NAME`.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ..errors import UnsupportedCall
 from .chip import Chip
 from .schema import canonical
 from .space import Space, enumerate_space
@@ -171,7 +170,7 @@ class Tunable:
         """Shapes and dtypes of a call's arrays: `jax.ShapeDtypeStruct`s, or anything with `shape` and `dtype`."""
         raise NotImplementedError(f"{type(self).__name__}.arguments is not defined")
 
-    def call(self, w: Any, config: Any, arch: str = "") -> Callable[..., Any]:
+    def call(self, w: Any, config: Any) -> Callable[..., Any]:
         """The function of arrays to time; it is traced, and calls kernels only."""
         raise NotImplementedError(f"{type(self).__name__}.call is not defined")
 
@@ -192,7 +191,8 @@ class Tunable:
         raise NotImplementedError(f"{type(self).__name__}.reference is not defined")
 
     def judge(self, w: Any, arrays: Sequence[Any]) -> Any:
-        """What judges results for these inputs: with `error(result)`, `accepts(error)` and `allowed`."""
+        """What judges results for these inputs: with `error(result)`, `accepts(error)`, `allowed`, and `same(first, again)`, whether
+        two results for the same inputs are as alike as they must be."""
         import jax.numpy as jnp
 
         from .accuracy import Judge
@@ -290,8 +290,3 @@ def _module_of(path: str) -> Any:
     finally:
         sys.path.pop(0)
     return module
-
-
-def unsupported(name: str, generation: str) -> UnsupportedCall:
-    """The error for a kernel that a generation does not have."""
-    return UnsupportedCall(f"{name} has no kernel for {generation} yet")

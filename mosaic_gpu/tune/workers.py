@@ -21,7 +21,7 @@ from unittest import mock
 from ..errors import MosaicGpuError
 from .search import Event, Outcome, Settings, Store, search
 from .space import generation_of
-from .tunable import Tunable, find_object, find_tunable
+from .tunable import find_object, find_tunable
 
 HANG_SECONDS = 90.0  # a reference of a long sequence takes some
 MOST_CRASHES = 8  # of one workload; after that something else is wrong
@@ -90,7 +90,7 @@ def run_job(
             return find_object(machine.timer)(tunable, w, machine.arch, job.seed)
         from .measure import GpuTimer
 
-        return GpuTimer(tunable, w, job.seed, machine.arch)
+        return GpuTimer(tunable, w, job.seed)
 
     ahead = Ahead(tunable, w, machine.arch, executor)
     options = {"settings": job.settings, "budget": budget, "fresh": job.fresh, "only": only}
@@ -238,10 +238,3 @@ def machine_here(timer: str = "") -> Machine:
     alike = [i for i, gpu in enumerate(gpus) if gpu.device_kind == gpus[0].device_kind]
     names = tuple(visible[i] if i < len(visible) else str(i) for i in alike)
     return Machine(default_arch() or "", device_here(), toolchain_here(), names, timer)
-
-
-def candidates_of(tunable: Tunable, workload: Any, machine: Machine) -> list[Any]:
-    """The ranked configs for a machine."""
-    from .chip import chip_of
-
-    return tunable.candidates(workload, chip_of(machine.device["name"], machine.arch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import textwrap
 
 import pytest
 
@@ -12,6 +13,7 @@ from mosaic_gpu.cli.targets import program_of
 from mosaic_gpu.codegen import cubin_cache
 from mosaic_gpu.codegen.build import compile_plan
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
+from mosaic_gpu.runtime.device import planning_for
 from mosaic_gpu.runtime.execute import plan_of
 from mosaic_gpu.tune.tunable import find_tunable
 
@@ -19,6 +21,36 @@ ATTENTION = find_tunable("attention")
 WORK = ATTENTION.parse("b1s256h1d64")
 GOOD = AttentionConfig(block_kv=32, num_stages=1)
 SPILLS = AttentionConfig(block_kv=256, num_stages=1, compute_registers=168, memory_registers=24)
+
+
+OTHER = """
+    import dataclasses
+    from typing import ClassVar
+
+    import jax
+    import jax.numpy as jnp
+    import mosaic_gpu as plgpu
+    from mosaic_gpu.kernels.config import Config
+    from mosaic_gpu.tune import Tunable
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class CopyConfig(Config):
+        generation: ClassVar[str] = "sm100"
+        kernel: ClassVar[str] = "copy"
+
+    def copy(x, o):
+        o[...] = x[...]
+
+    class Copy(Tunable):
+        name, config, letters, space = "copy", CopyConfig, {"n": "numbers"}, {}
+
+        def arguments(self, w):
+            return [jax.ShapeDtypeStruct((w["n"],), jnp.float32)]
+
+        def call(self, w, config):
+            out = jax.ShapeDtypeStruct((w["n"],), jnp.float32)
+            return plgpu.kernel(copy, out_shape=out, compiler_params=plgpu.CompilerParams(arch="sm_90a"))
+"""
 
 
 @pytest.fixture
@@ -91,6 +123,25 @@ def test_without_a_cache_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPat
         assert ahead.result(GOOD) == {"status": "ok", "message": ""}
     with compile_pool(1) as pool:
         assert pool is None
+
+
+def test_both_kinds_of_blackwell(kernels) -> None:
+    """A job is compiled for its own architecture, wherever it runs; a kernel of another is refused, not raised."""
+    attention = find_tunable("attention", "sm100")
+    w = attention.parse("b1s256h1d64")
+    for arch in ("sm_100a", "sm_103a"):
+        with planning_for(148, arch):
+            config = attention.default(w)
+        assert config.load_reduces == (arch == "sm_103a")
+        found = compile_job(CompileJob("attention", arch, w.to_json(), config.to_json()))
+        assert found["status"] == "ok", found
+
+
+def test_a_kernel_of_another_architecture_is_refused_not_raised(tmp_path) -> None:
+    path = tmp_path / "users.py"
+    path.write_text(textwrap.dedent(OTHER))
+    found = compile_job(CompileJob(f"{path}:Copy", "sm_100a", {"n": 128, "dtype": "float32"}, {}))
+    assert found["status"] == "refused" and "is for sm_90a (CompilerParams.arch), not for sm_100a" in found["message"]
 
 
 def test_what_is_no_config_of_todays_is_refused_not_raised() -> None:

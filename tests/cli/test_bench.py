@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import textwrap
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from mosaic_gpu.bench.gpu import TorchDevice
 from mosaic_gpu.bench.jax_calls import JaxDevice
 from mosaic_gpu.bench.report import read_results
 from mosaic_gpu.cli import bench
+from mosaic_gpu.cli.common import Refusal
+from mosaic_gpu.tune.shapes import workloads
+from mosaic_gpu.tune.tunable import find_tunable
 
 # A Tunable without a kernel of ours: what is tested is how it is benchmarked.
 USERS = """
@@ -34,7 +40,7 @@ USERS = """
         def arguments(self, w):
             return [jax.ShapeDtypeStruct((w["n"],), jnp.float32)]
 
-        def call(self, w, config, arch=""):
+        def call(self, w, config):
             return lambda x: x * (3 if config.wrong else 2)
 
         def reference(self, w, x):
@@ -123,3 +129,73 @@ def test_report_over_several_files(verb, users, fast, tmp_path):
     text = verb("bench", "report", out).stdout
     assert "Hopper (not measured): ours" in text and "Blackwell (not measured)" in text and "| n4096 |" in text
     assert verb("bench", "report", tmp_path / "none.json").exit_code == 2
+
+
+def test_the_kernel_is_that_of_the_gpu(verb, users, fast, monkeypatch):
+    monkeypatch.setattr(bench, "target_arch", lambda: "sm_100a")
+    result = verb("bench", "attention", "--shape", "b1s128h1d64", "--full", "--quick", "--json")
+    assert result.exit_code == 0, result.output
+    (record,) = json.loads(result.stdout)["cells"].values()
+    assert record["providers"]["ours"]["status"] == "ok"
+    assert record["providers"]["ours"]["config"]["generation"] == "sm100"
+    other = verb("bench", "attention", "--backward", "--shape", "b1s128h1d64", "--full", "--quick")
+    assert other.exit_code == 2 and "attention_backward has no kernel for sm100" in other.stderr
+
+
+def beside_torch(kernel: str, shape: str, dtype: str = "bf16", **fields):
+    """The benchmark of one shape beside PyTorch's libraries, of which there is nothing but the name."""
+    device = object.__new__(TorchDevice)
+    device.torch = SimpleNamespace(__version__="0")
+    tunable = find_tunable(kernel)
+    config = tunable.from_json(fields) if fields else None
+    return bench.benchmark_for(tunable, workloads(tunable, [shape], dtype=dtype, causal=None), device, config), device
+
+
+@pytest.mark.parametrize(("kernel", "shape"), [("matmul", "m256n256k256"), ("attention", "b1s128h1d64")])
+def test_beside_pytorch_only_what_is_measured(kernel, shape):
+    beside_torch(kernel, shape)
+    with pytest.raises(Refusal, match="only bf16 is measured, not .* float16"):
+        beside_torch(kernel, shape, "f16")
+
+
+def test_a_config_counts_for_the_deterministic_gradients_too():
+    benchmark, device = beside_torch("attention_backward", "b1s128h1d64", block_q=64)
+    ours = {p.name: p for p in benchmark.providers(device, None) if p.ours}
+    assert list(ours) == ["ours", "ours deterministic"]
+    for name, provider in ours.items():
+        assert provider.named.config("attention_backward").block_q == 64
+        assert provider.function(benchmark.cells[0], None).keywords["deterministic"] == (name != "ours")
+
+
+class Results:
+    """In the place of `TorchLaunch`: three results, of which the first is another one in every run."""
+
+    def __init__(self, torch, function, abstract, sets, out):
+        self.written, self.runs = out, 0
+
+    def __call__(self, i):
+        self.runs += 1
+        for n, x in enumerate(self.written):
+            x.fill(self.runs if n == 0 else n)
+
+
+class Array(np.ndarray):
+    """As PyTorch's tensors are used."""
+
+    fill_ = np.ndarray.fill
+    clone = np.ndarray.copy
+
+
+def test_what_is_deterministic_must_repeat_every_gradient(monkeypatch):
+    monkeypatch.setattr("mosaic_gpu.bench.ours.TorchLaunch", Results)
+    benchmark, device = beside_torch("attention_backward", "b1s128h1d64")
+    device.torch.equal = np.array_equal
+    problem = SimpleNamespace(
+        abstract=[], sets=[], any_order=1, output=lambda: [np.zeros(4).view(Array) for _ in range(3)]
+    )
+    repeats = {}
+    for provider in benchmark.providers(device, None)[:2]:
+        call = provider.prepare(benchmark.cells[0], problem)
+        call.first()
+        repeats[provider.name] = call.repeatable()
+    assert repeats == {"ours": True, "ours deterministic": False}

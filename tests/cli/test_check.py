@@ -129,7 +129,7 @@ def test_against_pallas(verb, source):
 
 
 def test_kernels_of_ours(verb):
-    for name, arch in (("attention", "sm_90a"), ("matmul", "sm_100a")):
+    for name, arch in (("attention", "sm_90a"), ("matmul", "sm_100a"), ("attention", "sm_103a")):
         data = json.loads(verb("check", name, "--arch", arch, "--json").stdout)
         assert data["ok"], data["failures"]
         assert any(o["operation"] in ("wgmma", "tcgen05_mma") for x in data["lines"] for o in x["operations"])
@@ -144,6 +144,9 @@ def test_several_kernels(verb, source):
 def test_refusals(verb, source):
     assert verb("check", f"{source}:good", *ARGUMENT, "--arch", "sm_80").exit_code == 2
     assert verb("check", f"{source}:none", *ARGUMENT).exit_code == 2
+    ignored = verb("check", f"{source}:good", *ARGUMENT, "--shape", "s1", "--config", "{}")
+    assert ignored.exit_code == 2 and "does not go with --shape, --config" in ignored.stderr
+    assert verb("check", "matmul", "--causal").exit_code == 2
 
 
 def test_a_check_that_passes_plans_as_well(program, array):

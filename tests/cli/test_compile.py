@@ -105,6 +105,14 @@ def test_a_users_kernel(verb, user_file, tmp_path, name, arch):
         (["USER:twice", "--arg", "f32[128,64]"], "calls 2"),
         (["USER:hopper_only", "--arg", "f32[128,64]", "--arch", "sm_100a"], "is for sm_90a"),
         (["missing.py:double", "--arg", "f32[128,64]"], "no file"),
+        (["USER:double", "--arg", "f32[128,64]", "--shape", "s1"], "does not go with --shape"),
+        (["USER:double", "--arg", "f32[128,64]", "--dtype", "bf16", "--lse"], "does not go with --dtype, --lse"),
+        (["USER:double", "--arg", "f32[128,64]", "--config", "{}"], "does not go with --config"),
+        (["matmul", "--causal", "--lse"], "does not go with --causal, --lse"),
+        (["attention", "--multiprocessors", "132"], "does not go with --multiprocessors"),
+        (["attention", "--no-benchmark"], "does not go with --no-benchmark"),
+        (["all", "--bundle", "b", "--out", "out"], "does not go with --out"),
+        (["all", "--bundle", "b", "--dtype", "bf16", "--config", "{}"], "does not go with --dtype, --config"),
     ],
 )
 def test_refusals(verb, user_file, arguments, why):

@@ -109,7 +109,9 @@ def test_json_of_a_clean_function_of_several_kernels(verb, user_file):
     assert data["clean"] and data["arch"] == "sm_100a" and all(s["finding"] is None for s in data["schedules"])
 
 
-@pytest.mark.parametrize("arguments", [("attention", "--causal", "--lse"), ("matmul", "--arch", "sm_100a")])
+@pytest.mark.parametrize(
+    "arguments", [("attention", "--causal", "--lse"), ("matmul", "--arch", "sm_100a"), ("matmul", "--arch", "sm_103a")]
+)
 def test_ours(verb, arguments):
     result = verb("simulate", *arguments, "--schedules", 1, "--no-compile")
     assert result.exit_code == 0, result.output
@@ -129,6 +131,8 @@ def test_ours(verb, arguments):
         (["USER:clean", *TYPE, "--schedules", "-1"], "--schedules"),
         (["USER:clean", *TYPE, "--schedule", "seed x"], "'seed N'"),
         (["USER:clean", *TYPE, "--shadow", "bits"], "shadow='bits'"),
+        (["USER:clean", *TYPE, "--causal", "--dtype", "f16"], "does not go with --dtype, --causal"),
+        (["matmul", "--lse"], "does not go with --lse"),
     ],
 )
 def test_refusals(verb, user_file, arguments, why):

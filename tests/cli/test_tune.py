@@ -299,6 +299,15 @@ def test_compile_without_a_gpu_and_time_it_elsewhere(verb, host, folders, tmp_pa
     assert "has no plan of `tune compile`" in verb("tune", "time", out).stderr
 
 
+def test_compile_for_both_kinds_of_blackwell(verb, folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOSAIC_GPU_CACHE_DIR", str(tmp_path / "none"))  # put back what the verb sets
+    shape = ["--shape", "b1s256h1d64", "--full", "--top", "1"]
+    for arch, reduces in (("sm_100a", False), ("sm_103a", True)):
+        plan = data_of(verb("tune", "compile", "attention", "--arch", arch, *shape, "--out", tmp_path / arch, "--json"))
+        ((first,),) = (e["configs"] for e in plan["workloads"])
+        assert first["status"] == "ok" and first["config"]["load_reduces"] == reduces, first
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -314,6 +323,8 @@ def test_compile_without_a_gpu_and_time_it_elsewhere(verb, host, folders, tmp_pa
         (["run", "attention", "--from-file", "/nonexistent"], "--from-file: /nonexistent cannot be read"),
         (["run", FAKE, "--shape", "m64"], "lacks n (columns)"),
         (["compile", "attention", "--out", "x", "--arch", "sm_80"], "--arch sm_80: one of"),
+        (["compile", "matmul", "--out", "x", "--causal"], "--causal or --full: matmul has no mask"),
+        (["compile", "matmul", "--out", "x", "--shape", "m1n8k8 full"], "--shape: matmul has no mask"),
         (["show", "nothing"], "there is no tuning cache nothing"),
         (["run", "attention", "--budget", "0"], "write 120s"),
     ],

@@ -31,6 +31,13 @@ def test_demo_prints(verb):
     assert "simulator" in result.stdout and "right" in result.stdout and "wg0,1" in result.stdout
 
 
+def test_demo_of_other_head_dims_of_v(verb):
+    result = verb("demo", "--shape", "b1s64h1d64dv32", "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert data["shape"] == "b1 s64 h1 d64/32" and data["right"] and data["resources"]
+
+
 def test_demo_that_is_wrong(verb, monkeypatch):
     real = dispatcher.attention
     monkeypatch.setattr(dispatcher, "attention", lambda *a, **k: real(*a, **k) * 1.01)
@@ -88,8 +95,9 @@ def test_bad_arguments(verb, arguments, why):
     assert why is None or why in result.stderr
 
 
-def test_bench_compile(verb):
-    result = verb("bench", "compile", "--head-dim", "64", "--repeats", "1", "--json")
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+def test_bench_compile(verb, arch):
+    result = verb("bench", "compile", "--arch", arch, "--head-dim", "64", "--repeats", "1", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
     assert [r["mask"] for r in rows] == ["full", "causal"]

@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch, fakes):
     (tmp_path / "my_kernels.py").write_text(CODE)
     (tmp_path / "timers.py").write_text(
         "import mosaic_gpu.tune.measure as m\nm.MOST_SETS = 2\nm.AT_LEAST = 1e-3\n"
-        "def make(tunable, w, arch, seed): return m.GpuTimer(tunable, w, seed, arch)\n"
+        "def make(tunable, w, arch, seed): return m.GpuTimer(tunable, w, seed)\n"
     )
     monkeypatch.chdir(tmp_path)
     machine = Machine("sm_90a", fakes.DEVICE, fakes.TOOLCHAIN, ("",), f"{tmp_path / 'timers.py'}:make")
