@@ -48,6 +48,7 @@ SM100: list[Grid] = [
         "rescale_threshold": (0.0, 8.0),
         "persistent": (True, False),
         "emulated_columns": (0, 32),
+        "load_reduces": (False, True),
     }
 ]
 
@@ -106,9 +107,13 @@ class AttentionTunable(Tunable):
         return default_config("attention", self.generation, *dims, length=w.length, causal=w.causal)
 
     def fits(self, w: Attention, config: Any) -> None:
-        """Shared memory and registers at this head dim."""
-        if hasattr(config, "check"):
-            config.check(w.head_dim, w.value_dim)
+        """Shared memory and registers at this head dim; loads that reduce are of sm_103a."""
+        from ..ops.tcgen05_rules import features_of
+        from ..runtime.device import blackwell_arch
+
+        config.check(w.head_dim, w.value_dim)
+        if self.generation == "sm100" and config.load_reduces and not features_of(blackwell_arch()).load_reduction:
+            raise ValueError(f"load_reduces=True: not on {blackwell_arch()}")
 
     def cost(self, w: Attention, config: Any, chip: Chip) -> float:
         """A roofline of one multiprocessor's steps, times its tiles; Blackwell's was never compared with a measurement."""

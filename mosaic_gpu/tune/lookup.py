@@ -216,8 +216,8 @@ def stamp(kernel: str, device: str | None) -> str:
 def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwargs: Any) -> Explanation:
     """Which config a call would take on this machine's first GPU, and why; `str` of it is the report.
 
-    kernel: 'attention', 'attention_backward', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays, or
-    `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.
+    kernel: 'attention', 'attention_backward', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays,
+    or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.
     """
     from ..runtime.device import default_arch, device_key
     from .space import generation_of

@@ -28,7 +28,16 @@ SM90: list[Grid] = [
         "persistent": (True, False),
     }
 ]
-SM100: list[Grid] = [{"tile_n": (64, 128, 192, 256), "tile_k": (64, 128), "num_slots": (2, 3, 4, 5, 6)}]
+SM100: list[Grid] = [
+    {
+        "tile_n": (64, 128, 192, 256),
+        "tile_k": (128, 256),
+        "num_slots": (2, 3, 4, 5, 6),
+        "pair": lambda c: (False, True) if c["tile_n"] % 128 == 0 else (False,),
+        "group": (4, 8, 16),
+        "persistent": (True, False),
+    }
+]
 
 
 class MatmulTunable(Tunable):
@@ -67,16 +76,17 @@ class MatmulTunable(Tunable):
 
     def cost(self, w: Matmul, config: Any, chip: Chip) -> float:
         """A roofline of one multiprocessor's stages, times its tiles."""
+        item = 1 if "float8" in w.dtype else 2
         if self.generation == "sm90":
             rows, columns, depth, stages = 128, config.block_n, config.block_k, config.num_stages
             cluster, persistent = config.cluster_m, config.persistent
         else:
-            rows, columns, depth, stages = 128, config.tile_n, config.tile_k, config.num_slots
-            cluster, persistent = 1, False
-        tensor = 2 * rows * columns * depth / chip.tensor_flops
+            rows, columns, depth, stages = 128, config.tile_n, config.tile_k // item, config.num_slots
+            cluster, persistent = config.blocks, config.persistent
+        tensor = 2 * rows * columns * depth / (chip.tensor_flops * (2 // item))  # of 8-bit types twice as many
         if columns < 256:  # each 64 rows read B again, and A once: below 256 columns less of it is hidden
             tensor *= 1 + 0.1 * (256 - columns) / 128
-        loads = 2 * depth * (rows + columns / cluster) / chip.l2_bytes_per_clock
+        loads = item * depth * (rows + columns / cluster) / chip.l2_bytes_per_clock
         step = max(tensor, loads) + STEP_OVERHEAD
         step = max(step, (chip.load_latency + loads) / (stages - 0.5))
         steps = math.ceil(w.k / depth)

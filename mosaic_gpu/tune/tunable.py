@@ -1,7 +1,8 @@
 """What the tuner, the lookup and the benchmarks need to know of a kernel: one class a kernel.
 
-Ours are declared in `tune/attention.py`, `tune/attention_backward.py` and `tune/matmul.py`; docs/tuning.md shows one of a user's.  A kernel is named on the
-command line, in jobs for other processes and in cache files by its *reference*: `attention`, or `FILE.py:NAME`.
+Ours are declared in `tune/attention.py`, `tune/attention_backward.py` and `tune/matmul.py`; docs/tuning.md shows one of a
+user's.  A kernel is named on the command line, in jobs for other processes and in cache files by its *reference*: `attention`,
+or `FILE.py:NAME`.
 """
 
 from __future__ import annotations
@@ -191,8 +192,8 @@ class Tunable:
         raise NotImplementedError(f"{type(self).__name__}.reference is not defined")
 
     def judge(self, w: Any, arrays: Sequence[Any]) -> Any:
-        """What judges results for these inputs: with `error(result)`, `accepts(error)`, `allowed`, and `same(first, again)`, whether
-        two results for the same inputs are as alike as they must be."""
+        """What judges results for these inputs: with `error(result)`, `accepts(error)`, `allowed`, and `same(first, again)`,
+        whether two results for the same inputs are as alike as they must be."""
         import jax.numpy as jnp
 
         from .accuracy import Judge

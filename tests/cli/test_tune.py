@@ -10,7 +10,9 @@ import pytest
 
 from mosaic_gpu.cli import tune as tune_module
 from mosaic_gpu.cli.tune import seconds_of
+from mosaic_gpu.runtime.device import planning_for
 from mosaic_gpu.tune import cache, lookup, schema
+from mosaic_gpu.tune.chip import chip_of
 from mosaic_gpu.tune.tunable import find_tunable
 from mosaic_gpu.tune.workers import Machine
 
@@ -302,10 +304,14 @@ def test_compile_without_a_gpu_and_time_it_elsewhere(verb, host, folders, tmp_pa
 def test_compile_for_both_kinds_of_blackwell(verb, folders, tmp_path, monkeypatch):
     monkeypatch.setenv("MOSAIC_GPU_CACHE_DIR", str(tmp_path / "none"))  # put back what the verb sets
     shape = ["--shape", "b1s256h1d64", "--full", "--top", "1"]
-    for arch, reduces in (("sm_100a", False), ("sm_103a", True)):
+    attention = find_tunable("attention", "sm100")
+    for arch, reduces in (("sm_100a", {False}), ("sm_103a", {False, True})):
         plan = data_of(verb("tune", "compile", "attention", "--arch", arch, *shape, "--out", tmp_path / arch, "--json"))
         ((first,),) = (e["configs"] for e in plan["workloads"])
-        assert first["status"] == "ok" and first["config"]["load_reduces"] == reduces, first
+        assert first["status"] == "ok" and plan["arch"] == arch, first
+        with planning_for(148, arch):
+            found = attention.candidates(attention.parse("b1s256h1d64"), chip_of(None, arch))
+        assert {c.load_reduces for c in found} == reduces
 
 
 @pytest.mark.parametrize(
