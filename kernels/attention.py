@@ -38,7 +38,7 @@ def attention(
     """softmax(scale q k^T) v.
 
     q: (..., s, h, d); k: (..., t, h_kv, d); v: (..., t, h_kv, dv); returns (..., s, h, dv).  All of one dtype, float16 or
-    bfloat16; d and dv multiples of 16 up to 256; h a multiple of h_kv (grouped heads); any s and t; any number of equal
+    bfloat16; d and dv multiples of 8 up to 256; h a multiple of h_kv (grouped heads); any s and t; any number of equal
     leading batch dimensions.
     causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.

@@ -7,7 +7,7 @@ from typing import Any
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import UnsupportedCall
 
-HEAD_DIMS = range(16, 257, 16)
+HEAD_DIMS = range(8, 257, 8)
 
 
 def check_head_dims(*dims: int) -> None:
@@ -18,6 +18,16 @@ def check_head_dims(*dims: int) -> None:
                 f"head dim {d}: the kernels have multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; "
                 "pad q, k and v with zeros and pass scale"
             )
+
+
+def columns_of(head_dim: int) -> int:
+    """Columns of a tile of this head dim: whole steps of a product, 16 deep.  Those beyond are zeros, which TMA fills in."""
+    return head_dim + head_dim % 16
+
+
+def head_rows(x: Any, batch: Any, rows: Any, head: Any, columns: int) -> Any:
+    """Rows of one head of x, (b, length, h, d): past their end columns read as zeros and are not written."""
+    return x.at[batch, rows, head, plgpu.ds(0, columns)]
 
 
 def chunk(columns: int) -> int:

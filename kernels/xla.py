@@ -12,7 +12,8 @@ import jax.numpy as jnp
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float) -> tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v, in q's dtype, and the natural log-sum-exp, (b, h, s) float32.
 
-    q: (b, s, h, d); k, v: (b, t, h_kv, d), h a multiple of h_kv.  Sums are float32.  A query that sees no key: zeros, -inf.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv), h a multiple of h_kv.  Sums are float32.  A query that sees no key:
+    zeros, -inf.
     """
     b, s, h, d = q.shape
     t, h_kv = k.shape[1:3]
@@ -23,7 +24,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: 
     lse = jax.scipy.special.logsumexp(scores, axis=-1)
     p = jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0.0)[..., None])
     out = jnp.einsum("bngst,btnd->bsngd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
-    return out.astype(q.dtype).reshape(b, s, h, d), lse.reshape(b, h, s)
+    return out.astype(q.dtype).reshape(b, s, h, v.shape[3]), lse.reshape(b, h, s)
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -32,7 +32,7 @@ from mosaic_gpu.kernels.sm100.attention_config import BUFFERS, ROWS, AttentionCo
 from mosaic_gpu.kernels.sm100.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm100.attention_products import buffer, multiply
 from mosaic_gpu.kernels.sm100.attention_tiles import ANSWERS, ask_ahead, walk
-from mosaic_gpu.kernels.tiles import chunk, tiles_of
+from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
 from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
@@ -76,6 +76,8 @@ def _kernel(
     return_lse: bool,
     arch: str,
 ) -> Any:
+    out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
+    d, dv = columns_of(d), columns_of(dv)  # of tiles
     keys, slots, tiles, parts = c.tile_k, c.kv_slots, c.query_tiles, c.p_parts
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
     row_layout = plgpu.Layout.TCGEN05_TMEM_NATIVE.reduce(1)
@@ -92,7 +94,7 @@ def _kernel(
         """The first row of this block's query tile i."""
         return rows_of(tile, i) + lax.axis_index("pair") * ROWS if c.pair else rows_of(tile, i)
 
-    def refill(x: Any, batch: Any, head: Any, key_block: Any, count: Any, ring: Any, axis: int) -> None:
+    def refill(x: Any, batch: Any, head: Any, key_block: Any, count: Any, ring: Any, columns: int, axis: int) -> None:
         """The count-th key block of K or V into its ring; axis: the one that a pair shares it along."""
         x_tile, full, empty = ring
         slot = plgpu.rem(count, slots)
@@ -102,7 +104,8 @@ def _kernel(
             plgpu.barrier_wait(empty.at[slot])
 
         some_keys = plgpu.ds(key_block * keys, keys)
-        plgpu.copy_gmem_to_smem(x.at[batch, some_keys, head], x_tile.at[slot], full.at[slot], **halves(axis))
+        source = head_rows(x, batch, some_keys, head, columns)
+        plgpu.copy_gmem_to_smem(source, x_tile.at[slot], full.at[slot], **halves(axis))
 
     def kv_head_of(head: Any, q: Any, k: Any) -> Any:
         """The head of K and V that a query head sees."""
@@ -115,12 +118,13 @@ def _kernel(
 
             def load_k(i: Any) -> None:
                 ring = k_tile, bars["k_full"], bars["k_empty"]
-                refill(k, batch, kv_head, needed - 1 - i, before + i, ring, 0)
+                refill(k, batch, kv_head, needed - 1 - i, before + i, ring, d, 0)
 
             for i in range(tiles):
                 plgpu.when(turn > 0)(lambda i=i: plgpu.barrier_wait(bars["q_empty"].at[i]))
                 rows = plgpu.ds(rows_of(tile, i), ROWS * c.blocks)
-                plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[i], bars["q_full"].at[i], **halves(0))
+                source = head_rows(q, batch, rows, head, d)
+                plgpu.copy_gmem_to_smem(source, q_tile.at[i], bars["q_full"].at[i], **halves(0))
                 if i == 0:
                     load_k(0)  # what the first product needs comes first
             lax.fori_loop(1, needed, lambda i, _: load_k(i), None)
@@ -133,7 +137,8 @@ def _kernel(
             kv_head = kv_head_of(head, q, k)
 
             def step(i: Any, _: None) -> None:
-                refill(v, batch, kv_head, needed - 1 - i, before + i, (v_tile, bars["v_full"], bars["v_empty"]), 1)
+                ring = v_tile, bars["v_full"], bars["v_empty"]
+                refill(v, batch, kv_head, needed - 1 - i, before + i, ring, dv, 1)
 
             lax.fori_loop(0, needed, step, None)
 
@@ -278,7 +283,9 @@ def _kernel(
                         within = plgpu.ds(columns.start - start, columns.size)
                         place[:, within] = scaled(i, columns, inverse).astype(dtype)
                     plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(place, result.at[batch, rows, head, plgpu.ds(start, wide)])
+                    plgpu.copy_smem_to_gmem(
+                        place, head_rows(result, batch, rows, head, dv).at[:, plgpu.ds(start, wide)]
+                    )
 
         each_tile(work)
         plgpu.wait_smem_to_gmem(0)
@@ -331,7 +338,6 @@ def _kernel(
     readers = tiles + 1 + 3  # warpgroups, and warps of warpgroup 0, that read an answer besides the one that asks
     answers = [plgpu.TryClusterCancelResult(ANSWERS), barriers(ANSWERS)] if c.dynamic else []
     answers += [plgpu.Barrier(num_arrivals=readers, num_barriers=ANSWERS)] if c.dynamic else []
-    out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
     return plgpu.kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),

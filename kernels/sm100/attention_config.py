@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels.config import Config
-from mosaic_gpu.kernels.tiles import check_head_dims, chunk
+from mosaic_gpu.kernels.tiles import check_head_dims, chunk, columns_of
 from mosaic_gpu.ops.tcgen05_rules import features_of
 from mosaic_gpu.plan.resources import SHARED_LIMIT
 from mosaic_gpu.runtime.device import blackwell_arch
@@ -136,9 +136,12 @@ class AttentionConfig(Config):
         """
         value_dim = value_dim or head_dim
         check_head_dims(head_dim, value_dim)
-        if self.pair and value_dim % 32:
-            raise UnsupportedCall(f"head dim {value_dim} of V: with pair each block has half of it, in chunks of 16")
         dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"
+        head_dim, value_dim = columns_of(head_dim), columns_of(value_dim)
+        if self.pair and value_dim % 32:
+            raise UnsupportedCall(
+                f"head dim {dims}: with pair each block has half of V's {value_dim} columns, in chunks of 16"
+            )
         if self.tmem_columns(head_dim, value_dim) > TMEM_COLUMNS:
             raise ResourceExceeded(
                 f"{BUFFERS} x {self.tile_k} columns of scores and {self.query_tiles} x {value_dim} of outputs take "
@@ -174,7 +177,7 @@ def default_config(head_dim: int, value_dim: int | None = None, arch: str | None
                 emulated_columns=emulated,
                 load_reduces=features.load_reduction,
             )
-            dims = head_dim, value_dim or head_dim
+            dims = columns_of(head_dim), columns_of(value_dim or head_dim)
             if c.tmem_columns(*dims) <= TMEM_COLUMNS and c.shared_bytes(*dims) <= SHARED_LIMIT:
                 return c
     return AttentionConfig()  # whose check says what is wrong with these head dims

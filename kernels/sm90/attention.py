@@ -22,7 +22,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm90.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm90.schedule import tile_table
-from mosaic_gpu.kernels.tiles import chunk, tiles_of
+from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
 from mosaic_gpu.runtime.device import multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
@@ -61,6 +61,8 @@ def _kernel(
     return_lse: bool,
 ) -> Any:
     keys, stages, computes = c.block_kv, c.num_stages, c.compute_warpgroups
+    out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
+    d, dv = columns_of(d), columns_of(dv)  # of tiles
     piece = c.output_columns(d, dv)  # columns of the output in shared memory at a time
     wide = dv + ONES if c.sum_by_product else dv  # columns of the accumulator
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
@@ -93,7 +95,7 @@ def _kernel(
                     plgpu.barrier_wait(empty.at[slot])
 
                 place = x_tile.at[slot, :, plgpu.ds(0, columns)]
-                plgpu.copy_gmem_to_smem(x.at[batch, some_keys, kv_head], place, full.at[slot])
+                plgpu.copy_gmem_to_smem(head_rows(x, batch, some_keys, kv_head, columns), place, full.at[slot])
 
             def load_k(i: Any) -> None:
                 refill(k, k_tile, d, k_full, k_empty, i)
@@ -109,7 +111,7 @@ def _kernel(
                     plgpu.barrier_wait(q_empty.at[w])
 
                 rows = plgpu.ds(tile * c.rows + w * ROWS, ROWS)
-                plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[w], q_full.at[w])
+                plgpu.copy_gmem_to_smem(head_rows(q, batch, rows, head, d), q_tile.at[w], q_full.at[w])
 
             def step(i: Any, _: None) -> None:
                 load_k(i)
@@ -250,12 +252,14 @@ def _kernel(
                 values = lax.slice_in_dim(values, 0, dv, axis=1)
             o = (values * jnp.where(total > 0, 1 / total, 0.0)[:, None]).astype(dtype)
             if not piece:
-                out[batch, rows, head] = o
+                head_rows(out, batch, rows, head, dv)[...] = o
             for first in range(0, dv, piece) if piece else ():
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was in the tile before has left
                 o_tile[wg] = lax.slice_in_dim(o, first, first + piece, axis=1)
                 plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(o_tile.at[wg], out.at[batch, rows, head, plgpu.ds(first, piece)])
+                plgpu.copy_smem_to_gmem(
+                    o_tile.at[wg], head_rows(out, batch, rows, head, dv).at[:, plgpu.ds(first, piece)]
+                )
             if lse is not None:
                 lse[batch, head, rows] = top * scale + jnp.log(total)
 
@@ -371,7 +375,6 @@ def _kernel(
     v_type = tiles_of(stages, keys, dv, dtype, chunk(dv) if c.sum_by_product else 0)
     q_full, q_empty = plgpu.Barrier(num_barriers=computes), plgpu.Barrier(num_barriers=computes)
     turns = plgpu.NamedBarrier(num_warpgroups=2, num_barriers=computes)
-    out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
     return plgpu.kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),

@@ -24,7 +24,7 @@ from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, At
 from mosaic_gpu.kernels.sm90.attention_backward_dq import query_gradients
 from mosaic_gpu.kernels.sm90.attention_backward_work import Build, Work, make_dq, memory
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
-from mosaic_gpu.kernels.tiles import chunk, tiles_of
+from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
 
 LANES = 128  # threads of a warpgroup: the width of arrays in the order of registers
 
@@ -80,6 +80,7 @@ def _preprocess(
     The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
     sums: whether there are zeros.
     """
+    d, dv = columns_of(d), columns_of(dv)  # of tiles
     parts, columns = c.parts(d), c.part_columns(d)
     padded = plgpu.cdiv(s, c.block_q) * c.block_q
 
@@ -92,8 +93,8 @@ def _preprocess(
         by_row = plgpu.Layout.WGMMA.reduce(1)
 
         def add_products(i: Any, sums: Any) -> Any:  # some columns at a time, for the registers
-            some = batch, rows, head, plgpu.ds(i * chunk(dv), chunk(dv))
-            o, do = (plgpu.load(x.at[some], layout=plgpu.Layout.WGMMA).astype(jnp.float32) for x in (out, d_out))
+            some = [head_rows(x, batch, rows, head, dv).at[:, plgpu.ds(i * chunk(dv), chunk(dv))] for x in (out, d_out)]
+            o, do = (plgpu.load(x, layout=plgpu.Layout.WGMMA).astype(jnp.float32) for x in some)
             return sums + jnp.sum(o * do, axis=1)
 
         products = lax.fori_loop(0, dv // chunk(dv), add_products, jnp.zeros((ROWS,), jnp.float32))
@@ -128,7 +129,7 @@ def _preprocess(
 @functools.lru_cache(maxsize=256)
 def _postprocess(b: int, s: int, h: int, d: int, dtype: Any, c: AttentionBackwardConfig, scale: float) -> Any:
     """The sums of dQ in the order of registers -> dQ, (b, s, h, d), scaled and rounded."""
-    parts, columns = c.parts(d), c.part_columns(d)
+    parts, columns, width = c.parts(columns_of(d)), c.part_columns(columns_of(d)), columns_of(d)
 
     def body(dq_sum: Any, dq: Any, tile: Any) -> None:
         batch, head, block = (lax.axis_index(n) for n in ("batch", "head", "block"))
@@ -140,13 +141,13 @@ def _postprocess(b: int, s: int, h: int, d: int, dtype: Any, c: AttentionBackwar
             part = plgpu.from_fragments(dq_sum[place * parts + i], (ROWS, columns))
             tile[0, :, i * columns : (i + 1) * columns] = (part * scale).astype(dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile.at[0], dq.at[batch, plgpu.ds(block * ROWS, ROWS), head])
+        plgpu.copy_smem_to_gmem(tile.at[0], head_rows(dq, batch, plgpu.ds(block * ROWS, ROWS), head, width))
         plgpu.wait_smem_to_gmem(0)
 
     return plgpu.kernel(
         body,
         jax.ShapeDtypeStruct((b, s, h, d), dtype),
-        scratch_types=[tiles_of(1, ROWS, d, dtype)],
+        scratch_types=[tiles_of(1, ROWS, width, dtype)],
         grid=(h, b, plgpu.cdiv(s, ROWS)),
         grid_names=("head", "batch", "block"),
         compiler_params=_params(),
@@ -227,7 +228,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
     scratch = [tiles_of(key_tiles, ROWS, d, dtype), tiles_of(key_tiles, ROWS, dv, dtype)]
     scratch += [tiles_of(stages, queries, d, dtype), tiles_of(stages, queries, dv, dtype), row, row]
     scratch += [keys_full, keys_full, full, empty, full, empty]
-    results = [jax.ShapeDtypeStruct((b, t, h_kv, dv), dtype), jax.ShapeDtypeStruct((b, t, h_kv, d), dtype)]
+    results = [jax.ShapeDtypeStruct((b, t, h_kv, n), dtype) for n in (build.value_dim, build.head_dim)]
     aliases = None
     if sums is not None:
         scratch += [

@@ -20,6 +20,7 @@ from jax import lax
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention_backward_config import ROWS
 from mosaic_gpu.kernels.sm90.attention_backward_work import BY_COLUMN, Build, Work, accumulators, add, pieces
+from mosaic_gpu.kernels.tiles import head_rows
 
 
 def both_results(
@@ -107,7 +108,8 @@ def both_results(
 
     def write(values: list[tuple[slice, Any]], result: Any, through_tile: bool) -> None:
         """A result in pieces of columns, through this warpgroup's own rows of V, which nobody else reads."""
-        rows = _rows_of(look_up(), wg, result)  # again: no register holds it through the loop
+        columns = values[-1][0].stop
+        rows = _rows_of(look_up(), wg, result, columns)  # again: no register holds it through the loop
         if not through_tile:
             for some, x in values:
                 rows[:, some] = x
@@ -196,7 +198,7 @@ def make_dv(
     def accumulate(*dv_acc: Any) -> None:
         _clear(dv_acc)
         plgpu.when(work.steps > 0)(lambda: sweep(dv_acc))
-        rows = _rows_of(look_up(), 0, d_v)
+        rows = _rows_of(look_up(), 0, d_v, build.dv)
         for columns, x in _rounded(build, some, dv_acc):
             rows[:, columns] = x
 
@@ -276,7 +278,7 @@ def make_dk(
     def accumulate(*dk_acc: Any) -> None:
         _clear(dk_acc)
         plgpu.when(work.steps > 0)(lambda: sweep(dk_acc))
-        rows = _rows_of(look_up(), 0, d_k)
+        rows = _rows_of(look_up(), 0, d_k, build.d)
         for columns, x in _rounded(build, some, dk_acc, build.scale):
             rows[:, columns] = x
 
@@ -301,6 +303,7 @@ def _rounded(build: Build, some: list[slice], accs: Any, factor: float | None = 
     return [(columns, x.astype(build.dtype)) for columns, x in zip(some, values, strict=True)]
 
 
-def _rows_of(work: Work, wg: Any, result: Any) -> Any:
+def _rows_of(work: Work, wg: Any, result: Any, columns: int) -> Any:
     """The 64 keys' rows of a result."""
-    return result.at[work.batch, plgpu.ds(work.tile * work.build.keys + wg * ROWS, ROWS), work.kv_head]
+    rows = plgpu.ds(work.tile * work.build.keys + wg * ROWS, ROWS)
+    return head_rows(result, work.batch, rows, work.kv_head, columns)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
-from mosaic_gpu.kernels.tiles import chunk
+from mosaic_gpu.kernels.tiles import chunk, columns_of
 from mosaic_gpu.plan.resources import SHARED_LIMIT
 
 ROWS = 64  # keys of a compute warpgroup, and rows of a product
@@ -92,6 +92,7 @@ class AttentionBackwardConfig(Config):
     def check(self, head_dim: int, value_dim: int) -> None:
         """Raise ResourceExceeded where the head dims (of Q and K; of V and the output) do not fit."""
         dims = f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
+        head_dim, value_dim = columns_of(head_dim), columns_of(value_dim)
         if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
             raise ResourceExceeded(
                 f"attention backward, block_q={self.block_q} x {self.num_stages} stages at head dim {dims}: "
@@ -107,6 +108,7 @@ class AttentionBackwardConfig(Config):
 
 def default_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
     """What runs when nothing was tuned."""
+    head_dim, value_dim = columns_of(head_dim), columns_of(value_dim)
     wide = head_dim + value_dim
     if wide <= 128:
         return AttentionBackwardConfig(block_q=128)

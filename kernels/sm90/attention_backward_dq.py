@@ -18,7 +18,7 @@ from jax import lax
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig
-from mosaic_gpu.kernels.tiles import tiles_of
+from mosaic_gpu.kernels.tiles import columns_of, head_rows, tiles_of
 from mosaic_gpu.plan.resources import SHARED_LIMIT
 
 QUERIES = COMPUTES * ROWS  # of a thread block
@@ -40,6 +40,8 @@ def query_gradients(
 
     Of the config, which is made for the kernel of dK and dV, it takes the stages, as many as fit.
     """
+    out_type = jax.ShapeDtypeStruct((b, s, h, d), dtype)
+    d, dv = columns_of(d), columns_of(dv)  # of tiles
     keys = 64 if d <= 192 else 32  # of a block: as many as there are registers for
 
     def shared_bytes(stages: int) -> int:
@@ -66,10 +68,10 @@ def query_gradients(
         needed = needed_blocks(k, tile)
         for w in range(COMPUTES):
             rows = plgpu.ds(tile * QUERIES + w * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_tile.at[w], q_full.at[w])
-            plgpu.copy_gmem_to_smem(d_out.at[batch, rows, head], do_tile.at[w], q_full.at[w])
+            plgpu.copy_gmem_to_smem(head_rows(q, batch, rows, head, d), q_tile.at[w], q_full.at[w])
+            plgpu.copy_gmem_to_smem(head_rows(d_out, batch, rows, head, dv), do_tile.at[w], q_full.at[w])
 
-        def refill(i: Any, x: Any, x_tile: Any, count: int, full: Any, empty: Any) -> None:
+        def refill(i: Any, x: Any, columns: int, x_tile: Any, count: int, full: Any, empty: Any) -> None:
             slot = plgpu.rem(i, count)
 
             @plgpu.when(i >= count)
@@ -77,11 +79,11 @@ def query_gradients(
                 plgpu.barrier_wait(empty.at[slot])
 
             some = plgpu.ds((needed - 1 - i) * keys, keys)
-            plgpu.copy_gmem_to_smem(x.at[batch, some, kv_head], x_tile.at[slot], full.at[slot])
+            plgpu.copy_gmem_to_smem(head_rows(x, batch, some, kv_head, columns), x_tile.at[slot], full.at[slot])
 
         def step(i: Any, _: None) -> None:
-            refill(i, k, k_tile, k_stages, k_full, k_empty)
-            refill(i, v, v_tile, stages, v_full, v_empty)
+            refill(i, k, d, k_tile, k_stages, k_full, k_empty)
+            refill(i, v, dv, v_tile, stages, v_full, v_empty)
 
         lax.fori_loop(0, needed, step, None)
 
@@ -158,7 +160,7 @@ def query_gradients(
                 overlapped()
             q_tile[wg] = (dq_acc[...] * scale).astype(dtype)  # in Q's place, which nobody else reads
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(q_tile.at[wg], dq.at[batch, rows, head])
+            plgpu.copy_smem_to_gmem(q_tile.at[wg], head_rows(dq, batch, rows, head, d))
             plgpu.wait_smem_to_gmem(0)
 
         plgpu.run_scoped(accumulate, plgpu.ACC((ROWS, d)))
@@ -185,7 +187,7 @@ def query_gradients(
 
     return plgpu.kernel(
         body,
-        jax.ShapeDtypeStruct((b, s, h, d), dtype),
+        out_type,
         scratch_types=[
             tiles_of(COMPUTES, ROWS, d, dtype),
             tiles_of(COMPUTES, ROWS, dv, dtype),

@@ -11,21 +11,32 @@ from jax import lax
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_config import ROWS, AttentionBackwardConfig
+from mosaic_gpu.kernels.tiles import columns_of, head_rows
 
 BY_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What is compiled in.  d, dv: head dims of Q and K, of V; with_dq: whether dQ is summed up."""
+    """What is compiled in.  head_dim: of Q and K; value_dim: of V; with_dq: whether dQ is summed up."""
 
-    d: int
-    dv: int
+    head_dim: int
+    value_dim: int
     dtype: Any
     config: AttentionBackwardConfig
     causal: bool
     scale: float
     with_dq: bool
+
+    @property
+    def d(self) -> int:
+        """Columns of tiles of Q and K."""
+        return columns_of(self.head_dim)
+
+    @property
+    def dv(self) -> int:
+        """Columns of tiles of V and dO."""
+        return columns_of(self.value_dim)
 
     @property
     def queries(self) -> int:
@@ -116,12 +127,15 @@ def memory(work: Work, arrays: Any, tiles: Any, barriers: Any) -> None:
     k_tile, v_tile, q_tile, do_tile, nlse_tile, delta_tile = tiles
     k_full, v_full, q_full, q_empty, do_full, do_empty = barriers
 
-    def load_keys(x: Any, tile: Any, full: Any) -> None:
+    def load_keys(x: Any, columns: int, tile: Any, full: Any) -> None:
         for w in range(build.key_tiles):
             rows = plgpu.ds(work.tile * build.keys + w * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(x.at[work.batch, rows, work.kv_head], tile.at[w], full)
+            source = head_rows(x, work.batch, rows, work.kv_head, columns)
+            plgpu.copy_gmem_to_smem(source, tile.at[w], full)
 
-    def load_queries(step: Any, x: Any, tile: Any, row: Any, row_tile: Any, full: Any, empty: Any) -> None:
+    def load_queries(
+        step: Any, x: Any, columns: int, tile: Any, row: Any, row_tile: Any, full: Any, empty: Any
+    ) -> None:
         slot, (block, head) = plgpu.rem(step, stages), work.place(step)
 
         @plgpu.when(step >= stages)
@@ -129,14 +143,14 @@ def memory(work: Work, arrays: Any, tiles: Any, barriers: Any) -> None:
             plgpu.barrier_wait(empty.at[slot])
 
         rows = plgpu.ds(block * queries, queries)
-        plgpu.copy_gmem_to_smem(x.at[work.batch, rows, head], tile.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(head_rows(x, work.batch, rows, head, columns), tile.at[slot], full.at[slot])
         plgpu.copy_gmem_to_smem(row.at[work.batch, head, rows], row_tile.at[slot], full.at[slot])
 
     def step(i: Any, _: None) -> None:
-        plgpu.when(i == 0)(lambda: load_keys(k, k_tile, k_full))
-        load_queries(i, q, q_tile, nlse, nlse_tile, q_full, q_empty)
-        plgpu.when(i == 0)(lambda: load_keys(v, v_tile, v_full))
-        load_queries(i, d_out, do_tile, delta, delta_tile, do_full, do_empty)
+        plgpu.when(i == 0)(lambda: load_keys(k, build.d, k_tile, k_full))
+        load_queries(i, q, build.d, q_tile, nlse, nlse_tile, q_full, q_empty)
+        plgpu.when(i == 0)(lambda: load_keys(v, build.dv, v_tile, v_full))
+        load_queries(i, d_out, build.dv, do_tile, delta, delta_tile, do_full, do_empty)
 
     lax.fori_loop(0, work.steps, step, None)
 

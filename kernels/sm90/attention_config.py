@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels.config import Config
-from mosaic_gpu.kernels.tiles import check_head_dims, chunk
+from mosaic_gpu.kernels.tiles import check_head_dims, chunk, columns_of
 from mosaic_gpu.plan.resources import SHARED_LIMIT
 
 ROWS = 64  # query rows of a compute warpgroup
@@ -106,6 +106,7 @@ class AttentionConfig(Config):
         value_dim = value_dim or head_dim
         check_head_dims(head_dim, value_dim)
         dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"
+        head_dim, value_dim = columns_of(head_dim), columns_of(value_dim)
         if self.sum_by_product and value_dim + ONES > 256:
             raise ResourceExceeded(
                 f"sum_by_product at head dim {dims}: a product has at most 256 columns; leave it out"
@@ -130,7 +131,7 @@ def default_config(
 
     length: of the queries, None for a long one.
     """
-    value_dim = value_dim or head_dim
+    head_dim, value_dim = columns_of(head_dim), columns_of(value_dim or head_dim)
     widest = max(head_dim, value_dim)
     if widest <= 64 and (length is None or length > SHORT):
         return AttentionConfig(compute_warpgroups=3, compute_registers=160, memory_registers=32, sum_by_product=True)

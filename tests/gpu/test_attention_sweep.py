@@ -43,7 +43,7 @@ def test_sampled(poisoned: Callable[..., Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     failures = []
     for case in range(24):
-        d = int(rng.choice((64, 64, 128, 128, 256, 96, 32, 80)))
+        d = int(rng.choice((64, 64, 128, 128, 256, 96, 32, 80, 72, 120)))
         dtype, kind = (BF, F16)[int(rng.integers(2))], str(rng.choice(KINDS))
         h_kv, group, b = (int(rng.integers(1, n)) for n in (4, 5, 4))
         s, t = (int(n) for n in rng.integers(1, int(rng.choice((70, 400, 1400))), 2))

@@ -27,7 +27,7 @@ from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig as Sm100Config
-from mosaic_gpu.kernels.tiles import HEAD_DIMS
+from mosaic_gpu.kernels.tiles import HEAD_DIMS, chunk, columns_of
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
 
@@ -105,9 +105,13 @@ def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
     check(q, k, v, causal=causal, config=config, lse=True)
 
 
-@pytest.mark.parametrize(("d", "dv"), [(16, 16), (32, 32), (80, 80), (96, 96), (192, 128), (64, 128), (240, 240)])
+EVENS = [(16, 16), (32, 32), (80, 80), (96, 96), (192, 128), (64, 128), (240, 240)]
+ODD_EIGHTHS = [(8, 8), (72, 72), (40, 120), (248, 200)]  # tiles have columns beside them
+
+
+@pytest.mark.parametrize(("d", "dv"), EVENS + ODD_EIGHTHS)
 def test_head_dims(d, dv):
-    """Multiples of 16, of V another than of Q and K."""
+    """Multiples of 8, of V another than of Q and K."""
     q, k, v = randoms(1, 200, 2, d), randoms(1, 230, 1, d, seed=1), randoms(1, 230, 1, dv, seed=2)
     check(q, k, v, causal=True, lse=True)
 
@@ -170,9 +174,9 @@ X = zeros(1, 8, 2, 64)
         ),
         (*[zeros(1, 8, 2, 64, dtype=jnp.float32)] * 3, {}, "all float16 or all bfloat16"),
         (
-            *[zeros(1, 8, 2, 72)] * 3,
+            *[zeros(1, 8, 2, 68)] * 3,
             {},
-            r"head dim 72: the kernels have multiples of 16 from 16 to 256; pad q, k and v with zeros and pass scale",
+            r"head dim 68: the kernels have multiples of 8 from 8 to 256; pad q, k and v with zeros and pass scale",
         ),
         (zeros(1, 8, 3, 64), X, X, {}, "3 query heads over 2 KV heads: 3 is not a multiple of 2"),
         (X, zeros(1, 8, 0, 64), zeros(1, 8, 0, 64), {}, "over 0 KV heads"),
@@ -333,6 +337,20 @@ def test_the_cache_compiles_once_for_all_shapes(plan_of, tmp_path, monkeypatch):
     for shape in SHAPES:
         cached_compile(emit(plan_of(**shape, d=64, config=config)), arch="sm_90a", name="attention.cu")
     assert compile_count() - before == 1
+
+
+@pytest.mark.parametrize(("d", "dv"), ODD_EIGHTHS)
+def test_columns_beside_a_head_dim(plan_of, compiled, d, dv):
+    """What is computed is that of the next multiple of 16; TMA fills in what is not there, chunk by chunk."""
+    wide, wide_dv = columns_of(d), columns_of(dv)
+    found = compiled(plan_of(d=d, dv=dv, causal=True, lse=True))
+    whole = compiled(plan_of(d=wide, dv=wide_dv, causal=True, lse=True))
+    assert found.complaints() == []
+    for name in ("HGMMA", "MUFU", "LDSM", "STSM"):
+        assert found.mnemonics.get(name) == whole.mnemonics.get(name), name
+    loads = sm90.default_config(d, dv).compute_warpgroups + 2  # Q of each warpgroup; a tile's first K, and the others
+    copies = loads * wide // chunk(wide) + 2 * wide_dv // chunk(wide_dv)
+    assert found.mnemonics["UTMALDG"] == copies and whole.mnemonics["UTMALDG"] == loads + 2
 
 
 @pytest.mark.parametrize(

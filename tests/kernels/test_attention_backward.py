@@ -27,6 +27,7 @@ from mosaic_gpu.kernels.sm90 import attention_backward as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.kernels.sm90.attention_backward_work import Build
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
+from mosaic_gpu.kernels.tiles import HEAD_DIMS
 from mosaic_gpu.plan.build import build_plan
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
@@ -81,6 +82,9 @@ ONE = AttentionBackwardConfig(num_stages=1, ds_stages=1, dq_stages=1)
         (1, 150, 130, 2, 1, 192, 128, BF, True, None),
         (1, 70, 130, 1, 1, 80, 48, BF, True, None),
         (1, 100, 100, 1, 1, 16, 16, F16, False, None),
+        (1, 100, 140, 2, 1, 8, 8, BF, True, None),
+        (1, 130, 70, 1, 1, 72, 120, BF, True, None),
+        (1, 70, 80, 1, 1, 248, 200, F16, False, None),
         (1, 130, 100, 1, 1, 96, 96, BF, True, AttentionBackwardConfig(dq_columns=32, dq_stages=3)),
         (1, 140, 140, 1, 1, 64, 64, BF, True, dataclasses.replace(SPLIT, block_q=128)),
         (2, 200, 321, 4, 2, 64, 64, F16, True, SPLIT),  # keys that no query sees
@@ -95,7 +99,7 @@ def test_against_float64(b, s, t, h, h_kv, d, dv, dtype, causal, config, determi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", range(16, 257, 16))
+@pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_every_head_dim(d, deterministic):
     q, k, v = randoms(1, 130, 2, d), randoms(1, 150, 1, d, seed=1), randoms(1, 150, 1, d, seed=2)
@@ -340,7 +344,7 @@ def test_one_source_for_all_shapes(d):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("d", "dv"), [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (80, 80)])
+@pytest.mark.parametrize(("d", "dv"), [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (80, 80), (72, 120)])
 def test_machine_code(d, dv, causal):
     """No spill, no message, the budgets kept; dQ leaves by additions, and nothing adds where determinism is asked for."""
     for name, plan in plans(d, dv, causal=causal).items():

@@ -21,8 +21,8 @@ from mosaic_gpu.codegen.sass import read_cubin
 from mosaic_gpu.errors import IllegalInstruction, ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
-from mosaic_gpu.kernels.sm90.attention_config import chunk
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig, default_config
+from mosaic_gpu.kernels.tiles import HEAD_DIMS, chunk
 from mosaic_gpu.runtime.device import planning_for
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
@@ -105,6 +105,9 @@ def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
         (1, 200, 200, 1, 1, 192, 192, F16, False, default_config(192)),
         (1, 100, 150, 1, 1, 80, 48, F16, True, default_config(80, 48)),
         (1, 300, 200, 1, 1, 16, 16, BF, False, default_config(16)),
+        (1, 300, 200, 2, 1, 8, 40, BF, False, default_config(8, 40)),
+        (1, 200, 300, 1, 1, 120, 72, F16, True, default_config(120, 72)),
+        (1, 400, 300, 1, 1, 72, 88, BF, True, small(pair=True, dynamic=False)),
         (1, 200, 300, 1, 1, 96, 240, BF, True, AttentionConfig(query_tiles=1, kv_slots=1)),
         (2, 400, 300, 2, 1, 64, 64, BF, True, small(query_tiles=1)),
         (1, 300, 300, 1, 1, 64, 64, F16, True, AttentionConfig(p_parts=4, emulated_columns=32)),
@@ -126,9 +129,9 @@ def test_head_dims_pairs_and_parts(b, s, t, h, h_kv, d, dv, dtype, causal, confi
 
 
 def test_every_head_dim_has_a_default():
-    """That fits, for each pair of multiples of 16."""
-    for d in range(16, 257, 16):
-        for dv in range(16, 257, 16):
+    """That fits, for each pair of multiples of 8."""
+    for d in HEAD_DIMS:
+        for dv in HEAD_DIMS:
             default_config(d, dv).check(d, dv)
     assert (default_config(128).query_tiles, default_config(256).query_tiles) == (2, 1)
 
@@ -227,10 +230,10 @@ def test_what_it_has_not():
     with pytest.raises(ResourceExceeded, match="tile_k=128 x 3 slots at head dim 128 take"):
         attention(q, q, q, config=AttentionConfig(kv_slots=3))
     q = jnp.zeros((1, 8, 1, 48), jnp.bfloat16)
-    with pytest.raises(UnsupportedCall, match="head dim 48 of V: with pair each block has half of it"):
+    with pytest.raises(UnsupportedCall, match="head dim 48: with pair each block has half of V's 48 columns"):
         attention(q, q, q, config=AttentionConfig(pair=True))
-    with pytest.raises(UnsupportedCall, match="head dim 24: the kernels have multiples of 16"):
-        AttentionConfig().check(24)
+    with pytest.raises(UnsupportedCall, match="head dim 20: the kernels have multiples of 8"):
+        AttentionConfig().check(20)
 
 
 @pytest.mark.parametrize(
