@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.kernels import attention_gradient, dispatch, xla
 from mosaic_gpu.kernels.attention_gradient import NO_GRADIENTS
+from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
 from mosaic_gpu.kernels.sm100 import attention as sm100
@@ -27,7 +28,7 @@ def attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    causal: bool = False,
+    causal: Causal = False,
     scale: float | None = None,
     return_lse: bool = False,
     config: AttentionConfig | None = None,
@@ -40,7 +41,8 @@ def attention(
     q: (..., s, h, d); k: (..., t, h_kv, d); v: (..., t, h_kv, dv); returns (..., s, h, dv).  All of one dtype, float16 or
     bfloat16; d and dv multiples of 8 up to 256; h a multiple of h_kv (grouped heads); any s and t; any number of equal
     leading batch dimensions.
-    causal: query i sees keys 0 to i.  scale: positive, default d ** -0.5.
+    causal: query i sees keys 0 to i; "bottom_right": the last query sees all keys, each before it one less (query i the keys
+    0 to i + t - s), as FlashAttention has it.  scale: positive, default d ** -0.5.
     return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.  Scaled scores must stay below 2^28 in magnitude: beyond, the
     exponential of a float32 rounding error over- or underflows.
@@ -106,7 +108,7 @@ def attention(
     return (out, results[1].reshape(*batch, h, s)) if return_lse else out
 
 
-def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> AttentionConfig:
+def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: Causal) -> AttentionConfig:
     """The overridden or tuned config for this device and call if there is one, else the generation's default."""
     found: AttentionConfig = dispatch.choose_config("attention", default_arch(), q, k, v, causal=causal)
     return found
@@ -117,7 +119,7 @@ def _check(
     k: jax.Array,
     v: jax.Array,
     scale: float | None,
-    causal: bool,
+    causal: Causal,
     return_lse: bool,
     deterministic: bool,
     backward_config: AttentionBackwardConfig | None,
@@ -125,7 +127,9 @@ def _check(
     for name, value in (("causal", causal), ("scale", scale)):
         if isinstance(value, jax.core.Tracer):
             raise TypeError(f"attention: {name} decides which kernel is compiled: under jit name it in static_argnames")
-    for name, flag in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic)):
+    if not isinstance(causal, bool) and causal != "bottom_right":
+        raise TypeError(f"attention: causal={causal!r} is neither a bool nor 'bottom_right'")
+    for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
         if not isinstance(flag, bool):
             raise TypeError(f"attention: {name}={flag!r} is no bool")
     if backward_config is not None and not isinstance(backward_config, AttentionBackwardConfig):

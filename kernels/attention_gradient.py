@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.frontend.shard_map import alike
 from mosaic_gpu.kernels import dispatch
+from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90 import attention as forward
 from mosaic_gpu.kernels.sm90 import attention_backward as backward
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
@@ -28,7 +29,7 @@ class Call:
 
     config: forward.AttentionConfig
     backward_config: AttentionBackwardConfig | None
-    causal: bool
+    causal: Causal
     scale: float
     return_lse: bool
     deterministic: bool
@@ -96,7 +97,7 @@ def gradients(
     d_out: jax.Array,
     d_lse: jax.Array | None = None,
     *,
-    causal: bool,
+    causal: Causal,
     scale: float,
     deterministic: bool = False,
     backward_config: AttentionBackwardConfig | None = None,

@@ -1,4 +1,4 @@
-"""References in float32 or float64, in plain JAX-free NumPy: what the kernels are compared with."""
+"""References in float32 or float64, in plain NumPy: what the kernels are compared with."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ from typing import Any
 
 import numpy as np
 
+from mosaic_gpu.kernels.masks import Causal, last_key_of_query_0
+
 
 def matmul(a: Any, b: Any) -> np.ndarray:
     """a @ b in float64."""
     return np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64)
 
 
+def visible(s: int, t: int, causal: Causal) -> np.ndarray:
+    """Which of t keys each of s queries sees, (s, t) bool."""
+    diagonal = last_key_of_query_0(causal, s, t)
+    return np.tri(s, t, t if diagonal is None else diagonal, dtype=bool)
+
+
 def attention(
-    q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None, dtype: Any = np.float64
+    q: Any, k: Any, v: Any, *, causal: Causal = False, scale: float | None = None, dtype: Any = np.float64
 ) -> tuple[np.ndarray, np.ndarray]:
     """softmax(scale q k^T) v and its natural log-sum-exp, in `dtype`.
 
-    q: (b, s, h, d); k, v: (b, t, h_kv, d), h a multiple of h_kv.  causal: query i sees keys 0..i (aligned top left).
+    q: (b, s, h, d); k, v: (b, t, h_kv, d), h a multiple of h_kv.  causal: as `mosaic_gpu.kernels.attention.attention` takes it.
     Returns (b, s, h, d) and (b, h, s).  A row that sees no key gives zeros and -inf.
     """
     q, k, v = (np.asarray(x).astype(dtype) for x in (q, k, v))
@@ -29,7 +37,7 @@ def attention(
     lse = np.full((b, h, s), -np.inf, dtype)
     if 0 in (b, s, h, t):
         return out, lse
-    seen = np.arange(t)[None] <= np.arange(s)[:, None] if causal else np.ones((s, t), bool)
+    seen = visible(s, t, causal)
     for i in range(b):
         for j in range(h):
             scores = np.where(seen, q[i, :, j] @ k[i, :, j // group].T * scale, -np.inf)
@@ -44,7 +52,7 @@ def attention(
 
 
 def attention_gradients(
-    q: Any, k: Any, v: Any, d_out: Any, d_lse: Any, *, causal: bool, scale: float, rounded: bool = False
+    q: Any, k: Any, v: Any, d_out: Any, d_lse: Any, *, causal: Causal, scale: float, rounded: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """dQ, dK and dV of softmax(scale q k^T) v, in float64.
 
@@ -61,14 +69,15 @@ def attention_gradients(
 
     b, s, h, _ = q.shape
     t, group = k.shape[1], h // k.shape[2]
-    seen = np.arange(t)[None] <= np.arange(s)[:, None] if causal else np.ones((s, t), bool)
+    seen = visible(s, t, causal)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for i in range(b):
         for j in range(h):
             own_k, own_v, do = k[i, :, j // group], v[i, :, j // group], d_out[i, :, j]
             scores = np.where(seen, q[i, :, j] @ own_k.T * real(scale), -np.inf)
-            p = np.exp(scores - scores.max(1, keepdims=True))
-            p /= p.sum(1, keepdims=True)
+            top = scores.max(1, keepdims=True)
+            p = np.exp(scores - np.where(np.isfinite(top), top, 0))
+            p /= np.maximum(p.sum(1, keepdims=True), np.finfo(real).tiny)  # a row that sees no key is zeros
             out = to_type(to_type(p) @ own_v)
             delta = (out * do).sum(1, keepdims=True) - d_lse[i, j][:, None]
             ds = to_type(p * (do @ own_v.T - delta))

@@ -8,8 +8,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from mosaic_gpu.kernels.masks import Causal, last_key_of_query_0
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float) -> tuple[jax.Array, jax.Array]:
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: Causal, scale: float) -> tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T) v, in q's dtype, and the natural log-sum-exp, (b, h, s) float32.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv), h a multiple of h_kv.  Sums are float32.  A query that sees no key:
@@ -19,8 +21,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: 
     t, h_kv = k.shape[1:3]
     grouped = q.reshape(b, s, h_kv, h // h_kv, d)
     scores = jnp.einsum("bsngd,btnd->bngst", grouped, k, preferred_element_type=jnp.float32) * scale
-    if causal:
-        scores = jnp.where(jnp.arange(t)[None] <= jnp.arange(s)[:, None], scores, -jnp.inf)
+    diagonal = last_key_of_query_0(causal, s, t)
+    if diagonal is not None:
+        scores = jnp.where(jnp.arange(t)[None] <= jnp.arange(s)[:, None] + diagonal, scores, -jnp.inf)
     lse = jax.scipy.special.logsumexp(scores, axis=-1)
     p = jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0.0)[..., None])
     out = jnp.einsum("bngst,btnd->bsngd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.kernels.masks import Causal, Mask, last_key_of_query_0
 from mosaic_gpu.kernels.sm90.schedule import tile_table
 from mosaic_gpu.kernels.sm100.attention_config import BUFFERS, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm100.attention_config import default_config as default_config
@@ -42,7 +43,7 @@ SOFTMAX = 1  # the first of these warpgroups; behind them stands the correction
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, config: AttentionConfig, causal: bool, scale: float, return_lse: bool
+    q: jax.Array, k: jax.Array, v: jax.Array, *, config: AttentionConfig, causal: Causal, scale: float, return_lse: bool
 ) -> tuple[jax.Array, ...]:
     """The kernel itself, for arrays that the dispatcher has checked.
 
@@ -55,7 +56,8 @@ def attention(
     tiles = b * h * plgpu.cdiv(s, config.rows)
     listed = config.persistent and not config.dynamic
     walkers = min(tiles, max(multiprocessors() // config.blocks, 1)) if listed else tiles
-    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.tile_k, causal, walkers)
+    diagonal = last_key_of_query_0(causal, s, k.shape[1])
+    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.tile_k, diagonal, walkers)
     arch = blackwell_arch()
     kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse, arch)
     return tuple(kernel(table, q, k, v))
@@ -71,7 +73,7 @@ def _kernel(
     walkers: int,
     dtype: Any,
     c: AttentionConfig,
-    causal: bool,
+    causal: Causal,
     scale: float,
     return_lse: bool,
     arch: str,
@@ -80,7 +82,8 @@ def _kernel(
     d, dv = columns_of(d), columns_of(dv)  # of tiles
     keys, slots, tiles, parts = c.tile_k, c.kv_slots, c.query_tiles, c.p_parts
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
-    row_layout = plgpu.Layout.TCGEN05_TMEM_NATIVE.reduce(1)
+    layout = plgpu.Layout.TCGEN05_TMEM_NATIVE
+    row_layout = layout.reduce(1)
 
     def halves(axis: int) -> Any:
         """How a pair shares a copy: each block takes its half along an axis."""
@@ -145,20 +148,11 @@ def _kernel(
         each_tile(work)
 
     def softmax(
-        i: Any, each_tile: Any, k: Any, scores: Any, probabilities: Any, lse: Any, row_values: Any, bars: Any
+        i: Any, each_tile: Any, seen: Any, scores: Any, probabilities: Any, lse: Any, row_values: Any, bars: Any
     ) -> None:
         """Query tile i: a row of scores in each thread."""
         size = keys // parts
         plgpu.set_max_registers(c.softmax_registers, action="increase")
-
-        def mask(x: Any, key_block: Any, first_row: Any) -> Any:
-            """-inf where a key does not exist or, causal, lies behind the query."""
-            last = plgpu.dim_size(k, 1) - 1 - key_block * keys
-            if causal:
-                rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=row_layout)
-                last = jnp.minimum(last, rows + (first_row - key_block * keys))[:, None]
-            columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 1, layout=plgpu.Layout.TCGEN05_TMEM_NATIVE)
-            return jnp.where(columns <= last, x, -jnp.inf)
 
         def hand_over(x: Any, count: Any) -> None:
             """A value of each row for the correction: the factor of a block, at the end of a tile the sum."""
@@ -183,7 +177,7 @@ def _kernel(
                 else:
                     x = plgpu.async_load_tmem(scores.at[at])
                     plgpu.wait_load_tmem()
-                    x = mask(x, needed - 1 - j, first_row) if masked else x
+                    x = seen.apply(x, needed - 1 - j, first_row, layout) if masked else x
                     highest = jnp.max(x, axis=1)
                 if c.rescale_threshold:  # an old maximum that is not much too small will do: P just grows beyond 1
                     new_top = jnp.where((highest - top) * factor > c.rescale_threshold, highest, top)
@@ -212,7 +206,7 @@ def _kernel(
             )
             begin: Any = 1
             if causal:  # the diagonal crosses the blocks of both tiles' rows
-                begin = jnp.maximum(needed - plgpu.div(tile * c.rows + 1, keys), 1)
+                begin = jnp.maximum(needed - seen.whole_blocks(tile * c.rows), 1)
             carry = lax.fori_loop(0, begin, functools.partial(step, True), start)
             top, total = lax.fori_loop(begin, needed, functools.partial(step, False), carry)
             hand_over(total, before + turn + needed)
@@ -293,7 +287,8 @@ def _kernel(
     def body(table: Any, q: Any, k: Any, v: Any, result: Any, *rest: Any) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
         q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars, *answers = rest
-        each_tile = functools.partial(walk, c, causal, table, k, answers)
+        seen = Mask(causal, q, k, keys)
+        each_tile = functools.partial(walk, c, seen, table, answers)
         wg = lax.axis_index("wg")
 
         def probabilities(at: Any, some: Any) -> Any:
@@ -317,7 +312,7 @@ def _kernel(
 
         @plgpu.when((wg >= SOFTMAX) & (wg < SOFTMAX + tiles))
         def _() -> None:
-            softmax(wg - SOFTMAX, each_tile, k, scores, probabilities, lse, row_values, bars)
+            softmax(wg - SOFTMAX, each_tile, seen, scores, probabilities, lse, row_values, bars)
 
         @plgpu.when(wg == SOFTMAX + tiles)
         def _() -> None:

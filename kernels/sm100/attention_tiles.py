@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.kernels.masks import Mask
 from mosaic_gpu.kernels.sm100.attention_config import AttentionConfig
 
 ANSWERS = 2  # of cluster launch control: the next place is asked for while this one is worked on
 
 
-def walk(c: AttentionConfig, causal: bool, table: Any, k: Any, answers: Any, work: Any) -> None:
+def walk(c: AttentionConfig, seen: Mask, table: Any, answers: Any, work: Any) -> None:
     """work(turn, where, tile, key blocks before this tile, its key blocks) for every tile of this block; where(): batch and head.
 
     table: int32 [turn, block, (batch, head, tile)]; with c.dynamic one turn, its columns the places of the grid.
@@ -21,14 +22,9 @@ def walk(c: AttentionConfig, causal: bool, table: Any, k: Any, answers: Any, wor
     """
     block, zero = lax.axis_index("block"), jnp.int32(0)
 
-    def key_blocks(tile: Any) -> Any:
-        """Key blocks that a pair of query tiles needs."""
-        needed = plgpu.cdiv(plgpu.dim_size(k, 1), c.tile_k)
-        return jnp.minimum(needed, plgpu.cdiv((tile + 1) * c.rows, c.tile_k)) if causal else needed
-
     def do(turn: Any, row: Any, column: Any, tile: Any, before: Any) -> Any:
         """The key blocks done when this tile is."""
-        needed = key_blocks(tile)
+        needed = seen.blocks_before((tile + 1) * c.rows)
         work(turn, lambda: (table[row, column, 0], table[row, column, 1]), tile, before, needed)
         return before + needed
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.kernels.masks import Causal, Mask, last_key_of_query_0
 from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm90.attention_config import default_config as default_config
 from mosaic_gpu.kernels.sm90.schedule import tile_table
@@ -30,7 +31,7 @@ LOG2_E = math.log2(math.e)
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, config: AttentionConfig, causal: bool, scale: float, return_lse: bool
+    q: jax.Array, k: jax.Array, v: jax.Array, *, config: AttentionConfig, causal: Causal, scale: float, return_lse: bool
 ) -> tuple[jax.Array, ...]:
     """The kernel itself, for arrays that the dispatcher has checked.
 
@@ -41,7 +42,8 @@ def attention(
     config.check(d, v.shape[3])
     tiles = b * h * plgpu.cdiv(s, config.rows)
     blocks = min(tiles, multiprocessors()) if config.persistent else tiles
-    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + v.shape[3], config.rows, config.block_kv, causal, blocks)
+    diagonal = last_key_of_query_0(causal, s, k.shape[1])
+    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + v.shape[3], config.rows, config.block_kv, diagonal, blocks)
     kernel = _kernel(b, s, h, d, v.shape[3], blocks, jnp.dtype(q.dtype), config, causal, scale, return_lse)
     return tuple(kernel(table, q, k, v))
 
@@ -56,7 +58,7 @@ def _kernel(
     blocks: int,
     dtype: Any,
     c: AttentionConfig,
-    causal: bool,
+    causal: Causal,
     scale: float,
     return_lse: bool,
 ) -> Any:
@@ -67,11 +69,6 @@ def _kernel(
     wide = dv + ONES if c.sum_by_product else dv  # columns of the accumulator
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
 
-    def key_blocks(k: Any, tile: Any) -> Any:
-        """Key blocks that a query tile needs."""
-        needed = plgpu.cdiv(plgpu.dim_size(k, 1), keys)
-        return jnp.minimum(needed, plgpu.cdiv((tile + 1) * c.rows, keys)) if causal else needed
-
     def memory(table: Any, q: Any, k: Any, v: Any, tiles: Any, barriers: Any) -> None:
         """One thread issues every copy."""
         plgpu.set_max_registers(c.memory_registers, action="decrease")
@@ -79,11 +76,11 @@ def _kernel(
         q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
         heads_per_kv = plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2))
 
-        block = lax.axis_index("block")
+        seen, block = Mask(causal, q, k, keys), lax.axis_index("block")
 
         def fill(carry: Any) -> Any:
             turn, tile, before = carry
-            batch, head, needed = table[turn, block, 0], table[turn, block, 1], key_blocks(k, tile)
+            batch, head, needed = table[turn, block, 0], table[turn, block, 1], seen.blocks_before((tile + 1) * c.rows)
             kv_head = plgpu.div(head, heads_per_kv)
 
             def refill(x: Any, x_tile: Any, columns: int, full: Any, empty: Any, i: Any) -> None:
@@ -140,6 +137,7 @@ def _kernel(
         plgpu.set_max_registers(c.compute_registers, action="increase")
         q_tile, k_tile, v_tile = tiles
         q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+        seen = Mask(causal, out, k, keys)
 
         def take_turn() -> None:
             if c.take_turns:
@@ -149,14 +147,11 @@ def _kernel(
             if c.take_turns:
                 plgpu.named_barrier_arrive(turns.at[plgpu.rem(wg + 1, computes)])
 
-        def mask(scores: Any, block: Any, first_row: Any) -> Any:
-            """-inf where a key does not exist or, causal, lies behind the query."""
-            last = plgpu.dim_size(k, 1) - 1 - block * keys
-            if causal:
-                rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
-                last = jnp.minimum(last, rows + (first_row - block * keys))[:, None]
-            columns = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 1, layout=plgpu.Layout.WGMMA)
-            return jnp.where(columns <= last, scores, -jnp.inf)
+        def key_blocks(tile: Any) -> Any:
+            return seen.blocks_before((tile + 1) * c.rows)
+
+        def mask(scores: Any, key_block: Any, tile: Any) -> Any:
+            return seen.apply(scores, key_block, tile * c.rows + wg * ROWS, plgpu.Layout.WGMMA)
 
         def write_ones() -> None:
             """The columns beside V that sum the rows of P, by the first warpgroup for all."""
@@ -239,7 +234,7 @@ def _kernel(
             """P, maximum and sums after the first visited block of a tile, which has the tail and the diagonal."""
             sums = zero if c.sum_by_product else jnp.zeros((ROWS, 8), jnp.float32)
             start = jnp.full((ROWS,), LOWEST, jnp.float32), sums
-            p, top, sums, _ = softmax(mask(scores, needed - 1, tile * c.rows + wg * ROWS), *start)
+            p, top, sums, _ = softmax(mask(scores, needed - 1, tile), *start)
             return p, top, sums
 
         def write_out(acc: Any, turn: Any, tile: Any, top: Any, total: Any) -> None:
@@ -266,7 +261,7 @@ def _kernel(
         def attend(acc: Any) -> None:
             def first(s_acc: Any) -> Any:
                 own_q = take_q()
-                needed = key_blocks(k, first_tile)
+                needed = key_blocks(first_tile)
                 start_scores(s_acc, own_q, 0)
                 pass_turn()
                 end_scores(0, needed == 1, 0)
@@ -286,7 +281,7 @@ def _kernel(
                         end_scores(before + i, i == needed - 1, 1)
                         scores = s_acc[...]
                         if masked:
-                            scores = mask(scores, needed - 1 - i, tile * c.rows + wg * ROWS)
+                            scores = mask(scores, needed - 1 - i, tile)
                         new_p, new_top, new_sums, shrink = softmax(scores, top, sums)
                         end_values(before + i - 1, new_top)
                         packed = new_p.astype(dtype)  # in the shade of the exponentials, ahead of the vote's branch
@@ -296,14 +291,16 @@ def _kernel(
                     return plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
                 begin: Any = 1
-                if causal and keys % c.rows:  # the diagonal can cross more blocks than the first
-                    begin = jnp.maximum(needed - plgpu.div(tile * c.rows + 1, keys), 1)
+                if causal and (
+                    keys % c.rows or causal is not True
+                ):  # the diagonal can cross more blocks than the first
+                    begin = jnp.maximum(needed - seen.whole_blocks(tile * c.rows), 1)
                     carry = lax.fori_loop(1, begin, functools.partial(step, True), carry)
                 return lax.fori_loop(begin, needed, functools.partial(step, False), carry)
 
             def one_tile(carry: Any) -> Any:
                 turn, tile, before, old_q, *state = carry
-                needed = key_blocks(k, tile)
+                needed = key_blocks(tile)
                 p, top, sums = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], tuple(state))
                 total = None if c.sum_by_product else jnp.sum(sums, axis=1)
                 next_tile, done = table[turn + 1, block, 2], before + needed
@@ -311,7 +308,7 @@ def _kernel(
                 def go_on() -> Any:
                     """The last P V of this tile under the first scores of the next."""
                     own_q = take_q()
-                    next_needed = key_blocks(k, next_tile)
+                    next_needed = key_blocks(next_tile)
 
                     def scope(s_acc: Any) -> Any:
                         start_scores(s_acc, own_q, done)

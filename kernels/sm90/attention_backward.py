@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_compute import both_results, make_dk, make_dv
 from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig
@@ -39,7 +40,7 @@ def attention_backward(
     d_lse: jax.Array | None,
     *,
     config: AttentionBackwardConfig,
-    causal: bool,
+    causal: Causal,
     scale: float,
     deterministic: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -56,7 +57,7 @@ def attention_backward(
     preprocess = _preprocess(b, s, h, d, dv, config, not deterministic, len(rows) == 2)
     nlse, delta, *dq_sum = preprocess(out, d_out, *rows)
     build = Build(d, dv, dtype, config, causal, scale, not deterministic)
-    table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, causal)
+    table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, bool(causal))
     again = [table] if config.split else []
     if deterministic:
         d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, delta, *again)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.kernels.masks import Causal, Mask
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_config import COMPUTES, ROWS, AttentionBackwardConfig
 from mosaic_gpu.kernels.tiles import columns_of, head_rows, tiles_of
@@ -33,7 +34,7 @@ def query_gradients(
     dv: int,
     dtype: Any,
     c: AttentionBackwardConfig,
-    causal: bool,
+    causal: Causal,
     scale: float,
 ) -> Any:
     """The kernel (q, k, v, d_out, nlse, delta) -> dQ; nlse and delta as `preprocess` makes them.
@@ -53,10 +54,6 @@ def query_gradients(
     factor = scale * LOG2_E
     query_tiles = plgpu.cdiv(s, QUERIES)
 
-    def needed_blocks(k: Any, tile: Any) -> Any:
-        needed = plgpu.cdiv(plgpu.dim_size(k, 1), keys)
-        return jnp.minimum(needed, plgpu.cdiv((tile + 1) * QUERIES, keys)) if causal else needed
-
     def memory(place: Any, arrays: Any, tiles: Any, barriers: Any) -> None:
         """One thread issues every copy."""
         plgpu.set_max_registers(24, action="decrease")
@@ -65,7 +62,7 @@ def query_gradients(
         q_tile, do_tile, k_tile, v_tile = tiles
         q_full, k_full, k_empty, v_full, v_empty = barriers
         kv_head = plgpu.div(head, plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2)))
-        needed = needed_blocks(k, tile)
+        needed = Mask(causal, q, k, keys).blocks_before((tile + 1) * QUERIES)
         for w in range(COMPUTES):
             rows = plgpu.ds(tile * QUERIES + w * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(head_rows(q, batch, rows, head, d), q_tile.at[w], q_full.at[w])
@@ -96,19 +93,11 @@ def query_gradients(
         q_full, k_full, k_empty, v_full, v_empty = barriers
         first_row = tile * QUERIES + wg * ROWS
         rows, by_row = plgpu.ds(first_row, ROWS), plgpu.Layout.WGMMA.reduce(1)
-        needed = needed_blocks(k, tile)
+        seen = Mask(causal, dq, k, keys)
+        needed = seen.blocks_before((tile + 1) * QUERIES)
         own_nlse, own_delta = (plgpu.load(x.at[batch, head, rows], layout=by_row) for x in (nlse, delta))
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=by_row) + first_row
         own_nlse = jnp.where(row < plgpu.dim_size(nlse, 2), own_nlse, -jnp.inf)  # past the padding
-
-        def mask(scores: Any, block: Any) -> Any:
-            """-inf where a key does not exist or, causal, lies behind the query."""
-            last = plgpu.dim_size(k, 1) - 1 - block * keys
-            if causal:
-                row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=by_row)
-                last = jnp.minimum(last, row + (first_row - block * keys))[:, None]
-            column = plgpu.broadcasted_iota(jnp.int32, (ROWS, keys), 1, layout=plgpu.Layout.WGMMA)
-            return jnp.where(column <= last, scores, -jnp.inf)
 
         def accumulate(dq_acc: Any) -> None:
             def step(masked: bool, i: Any, old_ds: Any) -> Any:
@@ -124,7 +113,9 @@ def query_gradients(
                         plgpu.wgmma(dq_acc, old_ds, k_tile.at[plgpu.rem(i - 1, k_stages)])
                     plgpu.wgmma_wait(0 if old_ds is None else 1)
                     plgpu.barrier_arrive(v_empty.at[v_slot])
-                    scores = mask(s_acc[...], needed - 1 - i) if masked else s_acc[...]
+                    scores = s_acc[...]
+                    if masked:
+                        scores = seen.apply(scores, needed - 1 - i, first_row, plgpu.Layout.WGMMA)
                     p = jnp.exp2(scores * factor + own_nlse[:, None])
                     ds = (p * (dp_acc[...] - own_delta[:, None])).astype(dtype)
                     if old_ds is not None:
@@ -146,7 +137,7 @@ def query_gradients(
                 ds = step(True, jnp.int32(0), None)
                 begin: Any = 1
                 if causal:  # the diagonal crosses more blocks than the first
-                    begin = jnp.maximum(needed - plgpu.div(tile * QUERIES + 1, keys), 1)
+                    begin = jnp.maximum(needed - seen.whole_blocks(tile * QUERIES), 1)
                     ds = lax.fori_loop(1, begin, functools.partial(step, True), ds)
                 ds = lax.fori_loop(begin, needed, functools.partial(step, False), ds)
                 plgpu.wgmma(dq_acc, ds, k_tile.at[plgpu.rem(needed - 1, k_stages)])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90.attention import LOG2_E
 from mosaic_gpu.kernels.sm90.attention_backward_config import ROWS, AttentionBackwardConfig
 from mosaic_gpu.kernels.tiles import columns_of, head_rows
@@ -24,7 +25,7 @@ class Build:
     value_dim: int
     dtype: Any
     config: AttentionBackwardConfig
-    causal: bool
+    causal: Causal
     scale: float
     with_dq: bool
 
@@ -64,7 +65,12 @@ class Work:
         self.heads = plgpu.dim_size(q, 2)
         self.group = plgpu.div(self.heads, plgpu.dim_size(k, 2))
         self.all_blocks = plgpu.cdiv(plgpu.dim_size(q, 1), queries)
-        self.first = plgpu.div(self.tile * build.keys, queries) if build.causal else jnp.int32(0)
+        # Of a diagonal that ends bottom right: how far behind the key the first query that sees it is.
+        self.behind = plgpu.dim_size(q, 1) - plgpu.dim_size(k, 1) if build.causal == "bottom_right" else None
+        self.first = jnp.int32(0)
+        if build.causal:
+            first = self.first_that_sees(self.tile * build.keys)
+            self.first = plgpu.div(first if self.behind is None else jnp.maximum(first, 0), queries)
         self.keys = plgpu.dim_size(k, 1)
         self.steps = jnp.maximum(self.all_blocks - self.first, 0) * self.group
 
@@ -72,10 +78,17 @@ class Work:
         """(query block, head): all heads of the group for one block, then the next block."""
         return self.first + plgpu.div(step, self.group), self.kv_head * self.group + plgpu.rem(step, self.group)
 
+    def first_that_sees(self, key: Any) -> Any:
+        """The first query that sees a key by the diagonal: below 0 where all do."""
+        return key if self.behind is None else key + self.behind
+
     def masked(self) -> Any:
         """How many steps, from the first on, need a mask: those on the diagonal, and all where keys end."""
         build = self.build
-        diagonal = plgpu.cdiv(build.keys, build.queries) * self.group if build.causal else 0
+        diagonal: Any = plgpu.cdiv(build.keys, build.queries) * self.group if build.causal else 0
+        if self.behind is not None:
+            last = jnp.maximum(self.first_that_sees((self.tile + 1) * build.keys - 1), 0)
+            diagonal = jnp.maximum(plgpu.cdiv(last, build.queries) - self.first, 0) * self.group
         return jnp.where((self.tile + 1) * build.keys > self.keys, self.steps, jnp.minimum(diagonal, self.steps))
 
     def first_query(self, step: Any) -> Any:
@@ -95,7 +108,7 @@ class Work:
         """-inf where a key does not exist or, causal, lies behind the query."""
         queries = self.build.queries
         key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1)) + first_key
-        least = jnp.where(key < self.keys, key - first_query if self.build.causal else 0, queries)
+        least = jnp.where(key < self.keys, self.first_that_sees(key) - first_query if self.build.causal else 0, queries)
         query = plgpu.broadcasted_iota(jnp.int32, (ROWS, queries), 1, layout=plgpu.Layout.WGMMA)
         return jnp.where(query >= least[:, None], scores, -jnp.inf)
 

@@ -27,21 +27,22 @@ def tile_table(
     head_dims: int,
     rows: int,
     block: int,
-    causal: bool,
+    diagonal: int | None,
     blocks: int,
 ) -> np.ndarray:
     """int32 [turn, block, 3]: (batch, head, query tile) of each turn of each of `blocks` thread blocks; tile -1 ends a list.
 
-    head_dims: of K and V together; rows: query rows of a tile; block: keys of a key block.
+    head_dims: of K and V together; rows: query rows of a tile; block: keys of a key block; diagonal: the last key that query 0
+    sees, None where all see all.
     """
     tiles = -(-queries // rows)
     pairs = batch * heads
-    if not causal:  # all cost the same: whoever is free first is the next in turn
+    if diagonal is None:  # all cost the same: whoever is free first is the next in turn
         order = np.arange(pairs * tiles, dtype=np.int32)
         blocks_of = order % blocks
         return _table(order // tiles, order % tiles, blocks_of, order // blocks, blocks, heads)
     last = -(-keys // block)
-    cost = [TILE_OVERHEAD + min(last, -(-(m + 1) * rows // block)) for m in range(tiles)]
+    cost = [TILE_OVERHEAD + min(last, max(-(-((m + 1) * rows + diagonal) // block), 1)) for m in range(tiles)]
     ideal = max(pairs * sum(cost) / blocks, cost[-1])
     best: tuple[float, np.ndarray, np.ndarray] | None = None
     for group in _groups(pairs, heads // kv_heads, keys * head_dims * 2):

@@ -75,11 +75,13 @@ class AttentionTunable(Tunable):
         """Of plain data."""
         return Attention(**data)
 
-    def workload_of(self, q: Any, k: Any, v: Any = None, *, causal: bool = False, **rest: Any) -> Attention:
-        """Of the arguments of `attention`."""
+    def workload_of(self, q: Any, k: Any, v: Any = None, *, causal: Any = False, **rest: Any) -> Attention:
+        """Of the arguments of `attention`; where a diagonal ends makes no difference."""
         *batch, s, h, d = q.shape
         t, h_kv = k.shape[-3:-1]
-        return Attention(math.prod(batch), s, t, h, h_kv, d, str(q.dtype), causal, 0 if v is None else v.shape[-1])
+        return Attention(
+            math.prod(batch), s, t, h, h_kv, d, str(q.dtype), bool(causal), 0 if v is None else v.shape[-1]
+        )
 
     def key(self, w: Attention) -> Key:
         """Head dims, dtype, mask, and the lengths by powers of two; not batch and heads."""

@@ -48,7 +48,8 @@ def test_our_attention(cell):
     [(program, inputs)], results = ours.kernel_calls(attention.our_function(cell, config), *abstract)
     assert results == [ours.Made(0, 0)]
     s = cell.data
-    table = tile_table(s.batch, s.heads, s.kv_heads, s.length, s.length, s.qk_dim + s.v_dim, 128, 64, s.causal, 132)
+    diagonal = 0 if s.causal else None
+    table = tile_table(s.batch, s.heads, s.kv_heads, s.length, s.length, s.qk_dim + s.v_dim, 128, 64, diagonal, 132)
     np.testing.assert_array_equal(inputs[0], table)
     assert inputs[1:] == [0, 1, 2] and program.inputs[1].shape == s.shapes[0]
 

@@ -21,9 +21,10 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.cubin_cache import compile_count
 from mosaic_gpu.kernels import attention_gradient, reference
 from mosaic_gpu.kernels.attention import attention
+from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.runtime.device import default_arch
-from tests.gpu.inputs import KINDS, inputs_of
+from tests.gpu.inputs import KINDS, MASKS, inputs_of
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
@@ -45,7 +46,7 @@ def poison_free_memory() -> None:
     jax.block_until_ready([jnp.full((1 << 24,), jnp.nan, jnp.float32) for _ in range(4)])
 
 
-def judge(found: Arrays, arrays: Arrays, causal: bool, scale: float, what: str = "") -> None:
+def judge(found: Arrays, arrays: Arrays, causal: Causal, scale: float, what: str = "") -> None:
     """Fails with all three errors beside what is allowed."""
     options: dict[str, Any] = {"causal": causal, "scale": scale}
     exact = reference.attention_gradients(*arrays, **options)
@@ -153,7 +154,7 @@ def test_sampled(poisoned: Any, seed: int) -> None:
         dtype, kind = (BF, F16)[int(rng.integers(2))], str(rng.choice(KINDS))
         h_kv, group, b = (int(rng.integers(1, n)) for n in (4, 4, 4))
         s, t = (int(n) for n in rng.integers(1, 400, 2))
-        causal, deterministic = (bool(rng.integers(2)) for _ in range(2))
+        causal, deterministic = MASKS[int(rng.integers(3))], bool(rng.integers(2))
         q, k, v = inputs_of(kind, d, dtype, s, t, h_kv * group, h_kv, b, rng)
         scale = float(d**-0.5 * rng.choice((1.0, 1.0, 0.7, 1.3)))
         lse_counts = float(rng.integers(2))

@@ -15,8 +15,9 @@ import pytest
 
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
+from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.runtime.device import default_arch
-from tests.gpu.inputs import KINDS, inputs_of, plain_attention
+from tests.gpu.inputs import KINDS, MASKS, inputs_of, plain_attention
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
@@ -25,7 +26,7 @@ if default_arch() != "sm_90a":
 BF, F16 = jnp.bfloat16, jnp.float16
 
 
-def judge(found: Any, q: Any, k: Any, v: Any, causal: bool) -> str:
+def judge(found: Any, q: Any, k: Any, v: Any, causal: Causal) -> str:
     """Empty, or what is wrong: twice the error of plain attention that rounds P is allowed; of the log-sum-exp, 1e-4."""
     out, lse = found if isinstance(found, tuple) else (found, None)
     exact, exact_lse = reference.attention(q, k, v, causal=causal)
@@ -47,7 +48,7 @@ def test_sampled(poisoned: Callable[..., Any], seed: int) -> None:
         dtype, kind = (BF, F16)[int(rng.integers(2))], str(rng.choice(KINDS))
         h_kv, group, b = (int(rng.integers(1, n)) for n in (4, 5, 4))
         s, t = (int(n) for n in rng.integers(1, int(rng.choice((70, 400, 1400))), 2))
-        causal, lse = (bool(rng.integers(2)) for _ in range(2))
+        causal, lse = MASKS[int(rng.integers(3))], bool(rng.integers(2))
         q, k, v = inputs_of(kind, d, dtype, s, t, h_kv * group, h_kv, b, rng)
         found = poisoned(functools.partial(attention, causal=causal, return_lse=lse), q, k, v)
         if wrong := judge(found, q, k, v, causal):

@@ -343,7 +343,7 @@ def test_one_source_for_all_shapes(d):
     assert all(t == texts[0] for t in texts)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, True, "bottom_right"])
 @pytest.mark.parametrize(("d", "dv"), [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (80, 80), (72, 120)])
 def test_machine_code(d, dv, causal):
     """No spill, no message, the budgets kept; dQ leaves by additions, and nothing adds where determinism is asked for."""

@@ -19,7 +19,7 @@ CASES = [
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("b, h, h_kv, s, t, rows, keys, blocks", CASES)
 def test_every_tile_once_and_evenly(b, h, h_kv, s, t, rows, keys, blocks, causal):
-    table = tile_table(b, h, h_kv, s, t, 256, rows, keys, causal, blocks)
+    table = tile_table(b, h, h_kv, s, t, 256, rows, keys, 0 if causal else None, blocks)
     tiles = -(-s // rows)
     assert (table[-1, :, 2] == -1).all()
     listed = table[table[..., 2] >= 0]
