@@ -355,10 +355,10 @@ class MemoryEmitter(ValueEmitter):
 
     def tma_store(self, copy: TmaCopy, reduction: str | None) -> None:
         rank = len(self.plan.maps[copy.map].dims)
-        function = "tma_store" if reduction is None else f"tma_reduce_{reduction}"
+        verb = "store" if reduction is None else f"reduce_{reduction}"
         for issue in copy.issues:
             self.line(
-                f"{function}_{rank}d(&map{copy.map}, {self._shared_address(copy, issue.shared)}, {self._coordinates(issue)});"
+                f"tma_{verb}_{rank}d(&map{copy.map}, {self._shared_address(copy, issue.shared)}, {self._coordinates(issue)});"
             )
 
     def _shared_address(self, copy: TmaCopy, offset: Affine) -> str:
