@@ -62,7 +62,7 @@ def users(tmp_path, monkeypatch):
     path = tmp_path / "users.py"
     path.write_text(textwrap.dedent(USERS))
     monkeypatch.setattr(bench, "device_for", lambda kernel: JaxDevice(rest_seconds=0.0))
-    monkeypatch.setattr("mosaic_gpu.tune.measure.MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     monkeypatch.setenv("MOSAIC_GPU_TUNE_DIR", str(tmp_path / "user"))
     return f"{path}:Scale"
 
