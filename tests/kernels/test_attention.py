@@ -66,7 +66,9 @@ def check(q, k, v, *, causal=False, scale=None, config=None, lse=False):
         "and no element is far off"
     )
     if lse:
-        np.testing.assert_allclose(np.asarray(results[1]), expected_lse, rtol=1e-3, atol=2e-3)
+        rounded = config is not None and config.sum_by_product  # the sums are then of P in 16 bits
+        rtol, atol = (1e-3, 2e-3) if rounded else (1e-5, 1e-4)
+        np.testing.assert_allclose(np.asarray(results[1]), expected_lse, rtol=rtol, atol=atol)
 
 
 def small(d, keys=64, stages=2, **options):

@@ -117,8 +117,11 @@ def by_hand(*, wait=True, empty=True, again=False, answers=2):
 
 
 def test_by_hand():
+    """Each place is computed once; a block counts its places from 0, so no number is there more often than the one below it."""
     for params in PARAMS:
-        simulate(by_hand(), [], SimulatorParams(**params))
+        (places,) = simulate(by_hand(), [], SimulatorParams(**params))
+        numbers = np.bincount(places, minlength=4)  # what nobody has written is negative, and raises
+        assert numbers.sum() == 4 and (np.diff(numbers) <= 0).all(), places
 
 
 def test_mistakes():
