@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 KINDS = ("normal", "outliers", "correlated", "below", "above", "peaked")
 
@@ -23,17 +22,3 @@ def inputs_of(kind: str, d: int, dtype: Any, s: int, t: int, h: int, h_kv: int, 
     elif kind == "peaked":
         q *= 8
     return [jnp.asarray(x, dtype) for x in (q, k, v)]
-
-
-def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> np.ndarray:
-    """Attention in float32 from the same rounded inputs, P and the result rounded: a kernel may be twice as far off."""
-    group = q.shape[2] // k.shape[2]
-    dtype = q.dtype
-    qf, kf, vf = (np.asarray(x, np.float32) for x in (q, k, v))
-    kf, vf = (np.repeat(x, group, 2).transpose(0, 2, 1, 3) for x in (kf, vf))
-    s = qf.transpose(0, 2, 1, 3) @ kf.transpose(0, 1, 3, 2) * np.float32(q.shape[-1] ** -0.5)
-    if causal:
-        s = np.where(np.arange(k.shape[1])[None] <= np.arange(q.shape[1])[:, None], s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    o = p.astype(dtype).astype(np.float32) @ vf / p.sum(-1, keepdims=True)
-    return o.transpose(0, 2, 1, 3).astype(dtype).astype(np.float32)
