@@ -258,6 +258,9 @@ def walk(equations: tuple[Equation, ...]) -> Iterator[Equation]:
             yield from walk(r.equations)
 
 
+SHAPE_ONLY = "dim_size"  # names a Ref, and accesses nothing of it
+
+
 def refs_of(equation: Equation) -> Iterator[View]:
     for o in equation.operands:
         if isinstance(o, View):

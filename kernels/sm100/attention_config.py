@@ -162,9 +162,10 @@ def default_config(head_dim: int, value_dim: int | None = None, arch: str | None
     """What runs when nothing was tuned.  Nothing here has been measured: there was no Blackwell GPU.
 
     The first that fits of two query tiles and one, with 128 keys in a block and 64, and at least two blocks of K and V in flight.
-    A quarter of the exponentials are polynomials where the chip has half as many special function units as its tensor cores
-    would need: by the counts of instructions those and the FMA units are then equally busy.  sm_103a has twice as many, and loads
-    that reduce.  arch: None, that of the GPU.
+    A quarter of the exponentials of a block of 128 keys are polynomials where the chip has half as many special function units as
+    its tensor cores would need: by the counts of instructions those and the FMA units are then equally busy.  Polynomials come in
+    groups of 32 columns, so blocks of 64 keys (head dims above 128) have none.  sm_103a has twice as many units, so none
+    either, and loads that reduce.  arch: None, that of the GPU.
     """
     for query_tiles, tile_k in ((2, 128), (2, 64), (1, 128), (1, 64)):
         for slots in (4, 3, 2):

@@ -11,8 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .gpu import package_version, sets_for
+from ..tune.shapes import MASKS, SETS
+from ..tune.workload import Attention
+from .gpu import package_version
 from .model import Accuracy, Cell, DeviceCall, Provider, Unsupported, first_line
+from .protocols import sets_for
 from .runner import Benchmark
 
 FLOOR = 1e-3  # of the norm: an error below it is always allowed
@@ -52,13 +55,17 @@ class Shape:
         return Cell(f"b{self.batch} s{self.length} {heads} {dim} {mask}", flops, self, moved)
 
 
-CELLS = [
-    Shape(b, s, h, h, d, d, causal).cell()
-    for b, s in ((4, 4096), (1, 16384), (32, 512))
-    for h, d in ((32, 64), (16, 128), (8, 256))
-    for causal in (False, True)
-] + [
-    Shape(2, 8192, 32, 8, 128, 128, True).cell(),
+def shapes_of(kernel: str) -> list[Shape]:
+    """What the set of shapes `benchmark` says for a kernel."""
+    found = []
+    for text in SETS[kernel]["benchmark"]:
+        shape, mask = text.split()
+        w = Attention.parse(shape, causal=MASKS[mask])
+        found.append(Shape(w.batch, w.length, w.heads, w.kv_heads, w.head_dim, w.value_dim, w.causal))
+    return found
+
+
+CELLS = [shape.cell() for shape in shapes_of("attention")] + [
     Shape(2, 8192, 16, 16, 96, 96, True).cell(),
     Shape(2, 8192, 16, 16, 192, 128, True).cell(),
 ]

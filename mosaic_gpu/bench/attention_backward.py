@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .attention import FLOOR, REFERENCE_ROWS, CuDnn, FlashAttention4, Shape, TorchProvider
-from .gpu import sets_for
+from .attention import FLOOR, REFERENCE_ROWS, CuDnn, FlashAttention4, Shape, TorchProvider, shapes_of
 from .jax_peers import gradient_peers
 from .model import Accuracy, Cell, DeviceCall, Provider
+from .protocols import sets_for
 from .runner import Benchmark
 
 
@@ -36,17 +36,9 @@ class GradientShape(Shape):
 
 
 CELLS = [
-    GradientShape(b, s, h, kv, d, d, causal, forward).cell()
+    GradientShape(**vars(shape), forward=forward).cell()
     for forward in (False, True)
-    for b, s, h, kv, d, causal in [
-        *(
-            (b, s, h, h, d, c)
-            for b, s in ((4, 4096), (1, 16384))
-            for h, d in ((32, 64), (16, 128), (8, 256))
-            for c in (False, True)
-        ),
-        (2, 8192, 32, 8, 128, True),
-    ]
+    for shape in shapes_of("attention_backward")
 ]
 
 

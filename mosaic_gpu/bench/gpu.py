@@ -15,8 +15,6 @@ from typing import Any
 
 from .model import DeviceLost
 
-L2_BYTES = 60_000_000
-MOST_SETS = 16
 HANG_SECONDS = 20.0
 REST_SECONDS = 0.4  # until the clock has fallen from its highest state
 COLD_SECONDS = 1.5  # at most, for the power to fall to about what it was before anything ran
@@ -42,11 +40,6 @@ def require_gpu() -> Any:
             f"an NVIDIA Hopper GPU is needed; {torch.cuda.get_device_name()} is sm_{capability[0]}{capability[1]}"
         )
     return torch
-
-
-def sets_for(size: int) -> int:
-    """How many sets of `size` bytes of inputs exceed twice the L2; at least two."""
-    return min(max(2, 2 * L2_BYTES // max(size, 1) + 1), MOST_SETS)
 
 
 class Sensors:

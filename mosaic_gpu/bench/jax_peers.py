@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from .gpu import package_version
+from .jax_calls import host_call, program_of_sets
 from .model import Cell, HostCall, Provider, Unsupported, first_line
 
 Attend = Callable[..., Any]
@@ -91,20 +92,9 @@ class JaxPeer(Provider):
         return jax.block_until_ready(found)  # type: ignore[no-any-return]
 
     def batch(self, function: Callable[..., Any], sets: Any, finish: Callable[[Any], Any]) -> HostCall:
-        """One program with a call for each set: launches follow each other without waiting for Python."""
-        import jax
-
-        program = jax.jit(lambda sets: [function(*inputs) for inputs in sets]).lower(sets).compile()
-
-        def run(loops: int) -> None:
-            for _ in range(loops):
-                result = program(sets)
-            jax.block_until_ready(result)
-
-        def first() -> Any:
-            return finish(jax.block_until_ready(program(sets))[0])
-
-        return HostCall(run, len(sets), first, overhead_seconds())
+        """One program with a call for each set; a library's results are not compared with each other."""
+        call = host_call(program_of_sets(function, sets), sets, lambda a, b: True, overhead_seconds())
+        return HostCall(call.run, call.calls, lambda: finish(call.first()), call.overhead)
 
 
 class JaxGradient(JaxPeer):

@@ -10,8 +10,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .gpu import sets_for
+from ..tune.shapes import SETS
+from ..tune.workload import Matmul
 from .model import Accuracy, Cell, DeviceCall, Provider
+from .protocols import sets_for
 from .runner import Benchmark
 
 FLOOR = 1e-3
@@ -32,17 +34,7 @@ class Shape:
         return Cell(f"{self.m}x{self.n}x{self.k}", 2 * self.m * self.n * self.k, self, moved)
 
 
-CELLS = [
-    Shape(*s).cell()
-    for s in (
-        (2048, 2048, 2048),
-        (4096, 4096, 4096),
-        (8192, 8192, 8192),
-        (8192, 28672, 4096),
-        (16384, 4096, 14336),
-        (512, 8192, 8192),
-    )
-]
+CELLS = [Shape(w.m, w.n, w.k).cell() for w in map(Matmul.parse, SETS["matmul"]["benchmark"])]
 
 
 class MatmulProblem:

@@ -16,10 +16,17 @@ from typing import Any
 
 from .model import Device, DeviceCall, HostCall
 
+L2_BYTES = 60_000_000
+MOST_SETS = 32
 WARM_UP_ROUNDS = 3
 TURN_LAUNCHES = 3
 HOST_SECONDS = 0.03  # of a turn that the host's clock measures
 LONG_TURN = 32  # launches of a turn of the alone protocol, where the host is slower than the GPU
+
+
+def sets_for(size: int) -> int:
+    """How many sets of inputs of so many bytes exceed twice the second-level cache; at least two."""
+    return min(max(2, 2 * L2_BYTES // max(size, 1) + 1), MOST_SETS)
 
 
 @dataclasses.dataclass

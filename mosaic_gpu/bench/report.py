@@ -90,6 +90,27 @@ def markdown(files: Sequence[Results]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rows(files: Sequence[Results]) -> list[dict[str, Any]]:
+    """The same as plain data, a row for each cell of each file; None is what was not measured."""
+    found = []
+    for f in files:
+        for cell, record in f["cells"].items():
+            ours, peer = ours_of(record), best_peer(record)
+            found.append(
+                {
+                    "device": f["machine"].get("device"),
+                    "generation": generation_of(f) or None,
+                    "cell": cell,
+                    "ours": rate(record, ours) if ours else None,
+                    "best_peer": peer,
+                    "peer": rate(record, peer) if peer else None,
+                    "ratio": record.get("comparison", {}).get(ours, {}).get("interleaved"),
+                    "of_roofline": roofline(record, chip_for(f)),
+                }
+            )
+    return found
+
+
 def _entries(f: Results | None, cell: str) -> list[str]:
     if f is None:
         return ["–"] * 4

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ..tune.accuracy import FLOOR, Judge, product, relative_error
+from ..tune.accuracy import Judge
 from ..tune.space import config_from, generation_of
 from ..tune.tunable import find_tunable
 from ..tune.workload import Attention, Matmul
@@ -83,13 +83,7 @@ def inputs(case: Case) -> tuple[tuple[Any, ...], Judge]:
     if isinstance(w, Attention):
         return arrays, Judge.of(*arrays, causal=w.causal)
     out = jnp.bfloat16 if jnp.dtype(w.dtype).itemsize == 1 else jnp.dtype(w.dtype)
-    return arrays, _judge(arrays[0], arrays[1], out)
-
-
-def _judge(a: Any, b: Any, out: Any) -> Judge:
-    """Twice the error of the exact product rounded to the result's dtype."""
-    reference = product(a, b)
-    return Judge(reference, max(2 * relative_error(reference.astype(out), reference), FLOOR))
+    return arrays, Judge.of_product(arrays[0], arrays[1], out)
 
 
 def _scaled_inputs(case: Case, rng: np.random.Generator) -> tuple[tuple[Any, ...], Judge]:
@@ -109,7 +103,7 @@ def _scaled_inputs(case: Case, rng: np.random.Generator) -> tuple[tuple[Any, ...
         operands.append(raw[:, ::2] | raw[:, 1::2] << 4 if element is ml_dtypes.float4_e2m1fn else x)
         factors.append(np.asarray(tiled_factors(s)))
         wide.append(x.astype(np.float32) * np.repeat(s.astype(np.float32), block, axis=1))
-    return (*operands, *factors), _judge(wide[0], wide[1].T, jnp.bfloat16)
+    return (*operands, *factors), Judge.of_product(wide[0], wide[1].T, jnp.bfloat16)
 
 
 def sweep(

@@ -62,9 +62,11 @@ def check(entry: files.Entry, launch: Launch = launch_entry, *, benchmark: bool 
     import numpy as np
 
     from ..bench.jax_calls import host_call, program_of_sets
+    from ..bench.protocols import sets_for
     from ..errors import MosaicGpuError
     from ..runtime.jax_ffi import translate_error
-    from ..tune.measure import sets_for, timed
+    from ..tune.measure import timed
+    from ..tune.tunable import rolled
     from . import cases
 
     case = cases.Case(**entry.case)
@@ -93,17 +95,10 @@ def check(entry: files.Entry, launch: Launch = launch_entry, *, benchmark: bool 
     if not (case.benchmark and benchmark):
         return judged
     size = sum(x.size * x.dtype.itemsize for x in arrays)
-    sets = [tuple(_rolled(x, n) for x in arrays) for n in range(sets_for(size))]
+    sets = [tuple(rolled(x, n) for x in arrays) for n in range(sets_for(size))]
     ready = host_call(program_of_sets(first, sets), sets, lambda a, b: True)
     seconds = statistics.median(timed(ready.run, ready.calls))
     return dataclasses.replace(judged, seconds=seconds, tflops=case.workload.flops / seconds / 1e12)
-
-
-def _rolled(x: Any, n: int) -> Any:
-    """Other data of the same kind, so that a call does not find its inputs in the second-level cache."""
-    import jax.numpy as jnp
-
-    return jnp.roll(jnp.asarray(x).ravel(), n * 977).reshape(x.shape)
 
 
 def _work(path: str, indices: Sequence[int], benchmark: bool, pipe: Connection) -> None:

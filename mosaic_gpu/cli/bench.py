@@ -319,19 +319,22 @@ def report(
     files: Annotated[list[Path], typer.Argument(help="Result files, of different GPUs perhaps.")],
     out: Annotated[Path | None, typer.Option(help="A file for the table; default: standard output.")] = None,
     plot: Plot = None,
+    as_json: AsJson = False,
 ) -> None:
     """One table in Markdown, a group of columns for each GPU generation; what nobody has measured stays empty."""
     from ..bench.plots import write_plots
-    from ..bench.report import markdown, read_results
+    from ..bench.report import markdown, read_results, rows
 
     try:
         found = [read_results(f) for f in files]
     except ValueError as error:
         raise Refusal(str(error)) from error
     text = markdown(found)
-    if out is None:
+    if as_json:
+        print_json(rows(found))
+    elif out is None:
         print(text, end="")
-    else:
+    if out is not None:
         require_writable(out.parent, "--out")
         out.write_text(text)
     for results in found if plot else []:

@@ -15,10 +15,11 @@ import stat
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ..errors import MosaicGpuError
+from .common import Refusal, require_writable
 
 Status = Literal["ok", "missing", "problem"]
 GPU_ARCHS = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
@@ -185,12 +186,15 @@ def cache() -> Check:
 # Ours, and what each chooses.
 VARIABLES = {
     "MOSAIC_GPU_CACHE_DIR": "where compiled kernels are kept",
+    "MOSAIC_GPU_COMMIT": "the commit that result files of bench name outside a checkout",
     "MOSAIC_GPU_LIBCUDA": "the driver's library for launches",
     "MOSAIC_GPU_NATIVE": "the native launcher",
     "MOSAIC_GPU_NVDISASM": "the disassembler",
     "MOSAIC_GPU_NVRTC": "the compiler",
+    "MOSAIC_GPU_PALLAS_BACKEND": "the backend of a pallas_call without compiler_params",
     "MOSAIC_GPU_TUNE_DIR": "where tuned configs are kept",
 }
+BACKENDS = ("mosaic_gpu", "triton")
 EMPTY = {"MOSAIC_GPU_CACHE_DIR": "no compiled kernel is kept"}
 
 
@@ -206,7 +210,39 @@ def environment() -> Check:
         if meant := difflib.get_close_matches(name, VARIABLES, 1, 0.85):
             remedy = f"write {meant[0]}"
             return Check("environment", "problem", "; ".join([*known, f"{name} means nothing to us"]), remedy, ours)
+    for name, (wrong, remedy) in _wrong_values(ours).items():
+        return Check("environment", "problem", "; ".join([*known, f"{name}: {wrong}"]), remedy, ours)
     return Check("environment", "ok", "; ".join(known) or "no variable of ours is set", data=ours)
+
+
+def _wrong_values(ours: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """What is wrong with a value that no other check looks at, and what to do, by variable."""
+    found = {}
+    backend, library = ours.get("MOSAIC_GPU_PALLAS_BACKEND"), ours.get("MOSAIC_GPU_LIBCUDA")
+    if backend not in (None, *BACKENDS):
+        found["MOSAIC_GPU_PALLAS_BACKEND"] = (
+            f"there is no backend {backend!r}",
+            f"write {' or '.join(BACKENDS)}, or unset it",
+        )
+    if library:
+        try:
+            ctypes.CDLL(library)
+        except OSError as error:
+            found["MOSAIC_GPU_LIBCUDA"] = str(error), "name another library, or unset it"
+    return found
+
+
+def tuned_configs() -> Check:
+    """Where tuned configs are kept, how many files there are, and whether more can be written."""
+    from ..tune.cache import ENVIRONMENT_VARIABLE, user_folder
+
+    folder = user_folder()
+    try:
+        require_writable(folder, "folder")
+    except Refusal as error:
+        return Check("tuned configs", "problem", str(error), f"set {ENVIRONMENT_VARIABLE} to a folder of your own")
+    files = len(list(folder.glob("*/*.json")))
+    return Check("tuned configs", "ok", f"{folder}{chosen_by(ENVIRONMENT_VARIABLE)}, {files} files")
 
 
 def chosen_by(variable: str) -> str:
@@ -235,6 +271,7 @@ def all_checks() -> list[Check]:
         guarded("nvdisasm", disassembler, remedy_of("MOSAIC_GPU_NVDISASM", "pip install nvidia-cuda-nvdisasm")),
         guarded("native launcher", launcher, remedy_of("MOSAIC_GPU_NATIVE", f"{reinstall} mosaic-gpu")),
         guarded("kernel cache", cache, "set MOSAIC_GPU_CACHE_DIR to a folder of your own"),
+        guarded("tuned configs", tuned_configs, "set MOSAIC_GPU_TUNE_DIR to a folder of your own"),
         guarded("NVIDIA driver", driver),
         guarded("GPU", gpus),
     ]

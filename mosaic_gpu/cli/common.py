@@ -24,10 +24,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..errors import BarrierMisuse, Deadlock, Leak, MosaicGpuError, Race, UninitializedRead
+from ..errors import BarrierMisuse, Deadlock, DebugCheckFailed, Leak, MosaicGpuError, Race, UninitializedRead
 
 FAILED, REFUSED = 1, 2
-FOUND_AS_IT_RAN = (BarrierMisuse, Deadlock, Leak, Race, UninitializedRead)
+# `simulate` finds an OutOfBounds, too; of the other verbs it is refused, as an index that was known before anything ran.
+FOUND_AS_IT_RAN = (BarrierMisuse, Deadlock, DebugCheckFailed, Leak, Race, UninitializedRead)
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -28,7 +28,7 @@ from ..frontend.trace import OUR_FOLDER
 from ..program import Program
 from ..runtime import execute
 from ..tune.space import config_class, config_from, generation_of
-from ..tune.workload import Attention, Matmul, dtype_name
+from ..tune.workload import DTYPES, Attention, Matmul, dtype_name
 from .common import Refusal, find_ours, kernel_dtype, refuse_options, report_error
 
 
@@ -109,6 +109,9 @@ def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> C
     types = [parse_argument(a) for a in arguments]
     function = load_object(Path(path), name)
     check_number(name, function, arguments)
+    for text, t in zip(arguments, types, strict=True):  # the file may have turned 64 bits on
+        if (narrow := jax.eval_shape(lambda x: x, t).dtype) != t.dtype:
+            raise Refusal(f"--arg {text!r}: JAX takes {t.dtype.name} as {narrow.name} unless JAX_ENABLE_X64=1 is set")
 
     @functools.wraps(function)
     def called(*args: Any) -> Any:
@@ -172,10 +175,14 @@ def parse_argument(text: str) -> jax.ShapeDtypeStruct:
     found = re.fullmatch(r"\s*([a-z]\w*)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*", text)
     if found is None:
         raise Refusal(f"--arg {text!r}: write a type as bf16[4,4096,16,128]")
+    name = dtype_name(found[1])
     try:
-        dtype = jnp.dtype(dtype_name(found[1]))
+        dtype = jnp.dtype(name)
     except TypeError as error:
-        raise Refusal(f"--arg {text!r}: there is no dtype {found[1]!r}") from error
+        raise Refusal(f"--arg {text!r}: there is no dtype {found[1]!r}; there are {', '.join(DTYPES)}") from error
+    if dtype.name != name:  # NumPy's codes count bytes (i4 is int32, f8 float64), all other names here bits
+        short = next((s for s, full in DTYPES.items() if full == dtype.name), dtype.name)
+        raise Refusal(f"--arg {text!r}: {found[1]} is NumPy's code for {dtype.name}; write {short}")
     return jax.ShapeDtypeStruct(tuple(int(n) for n in found[2].split(",") if n.strip()), dtype)
 
 

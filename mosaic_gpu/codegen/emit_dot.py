@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..layouts.access import lines_of_product
-from ..layouts.shared import itemsize
+from ..layouts.shared import itemsize, row_major
 from ..program import Equation, Operand, View
-from .emit_moves import row_major
 from .text import C_TYPES, c_type
 
 

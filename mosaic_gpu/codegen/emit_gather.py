@@ -6,24 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..layouts.shared import itemsize
+from ..layouts.shared import PACKED, array_bytes, row_major
 from ..program import Equation
-from .emit_moves import row_major
-from .text import PACKED, c_type
+from .text import c_type
 
 
 def _sum(terms: Sequence[tuple[str, int]]) -> str:
     return " + ".join(f"({c}) * {s}" for c, s in terms if c != "0") or "0"
 
 
-def _aligned(o: Any) -> int:
-    nbytes: int = math.prod(o.shape) * itemsize(o.dtype)
-    return -(-nbytes // 16) * 16
-
-
 def _to_scratch(out: Any, first: Any, indices: Any) -> int:
     """Both arrays; returns where the indices start, in bytes."""
-    base = _aligned(first)
+    base = array_bytes(first, align=16)
     out.met()
     for o, start in ((first, 0), (indices, base)):
         with out.block():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..layouts.shared import PACKED
 from ..program import Equation, Operand, Value
-from .text import PACKED, c_type, half, stored_type
+from .text import c_type, half, stored_type
 
 
 def _places(out: Any, access: Any, like: Value, indices: tuple[Operand, ...]) -> list[tuple[str, str]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..layouts.access import by_matrix, global_vector, matrix_shifts, shared_vector, together
 from ..layouts.registers import RegisterLayout, wgmma
-from ..layouts.shared import SharedLayout, itemsize
+from ..layouts.shared import PACKED, SharedLayout, itemsize
 from ..plan.model import Plan
 from ..plan.tma import TmaCopy
 from ..program import Affine, Operand, Value, View
 from .emit_values import ValueEmitter
-from .text import PACKED, c_type, half, stored_type
+from .text import c_type, half, stored_type
 
 
 class MemoryEmitter(ValueEmitter):
@@ -255,6 +255,15 @@ class MemoryEmitter(ValueEmitter):
     def runtime_dim(self, input_: int, axis: int) -> str:
         return f"n{input_}_{axis}"
 
+    def own_elements(self, layout: RegisterLayout) -> list[str]:
+        """What holds, all of it, in the thread whose elements are the first of several replicas, as C expressions."""
+        return [
+            f"{index} / {below} % {d.size} == 0"
+            for index, digits in (("lane", layout.lane), ("warp", layout.warp))
+            for below, d in _with_below(digits)
+            if d.dim is None and d.size > 1
+        ]
+
     def _global_array(self, access: Any, x: Operand, store: bool) -> None:
         view: View = access.view
         layout = self.layout(x)
@@ -262,12 +271,6 @@ class MemoryEmitter(ValueEmitter):
         assert isinstance(x, Value)
         name = f"g{self.fresh()}"
         self._thread_coordinates(name, layout, view)
-        replicas = [
-            f"{index} / {below} % {d.size} == 0"
-            for index, digits in (("lane", layout.lane), ("warp", layout.warp))
-            for below, d in _with_below(digits)
-            if d.dim is None and d.size > 1
-        ]
         width = global_vector(layout, view, x.dtype)
         last = len(view.dims) - 1
         along = view.kept.index(last) if last in view.kept else None  # neighbours in memory
@@ -279,7 +282,7 @@ class MemoryEmitter(ValueEmitter):
             groups.setdefault(tuple(0 if k == along else n for k, n in enumerate(part)), []).append(i)
         # One address and one test for all registers that lie along the last dimension: the rest are constants.
         for number, (part, registers) in enumerate(groups.items()):
-            coordinates, inside = [], list(replicas) if store else []
+            coordinates, inside = [], self.own_elements(layout) if store else []
             for d, index in enumerate(view.dims):
                 if d not in view.kept:
                     coordinates.append(self.affine(index.start))
@@ -355,10 +358,10 @@ class MemoryEmitter(ValueEmitter):
 
     def tma_store(self, copy: TmaCopy, reduction: str | None) -> None:
         rank = len(self.plan.maps[copy.map].dims)
-        function = "tma_store" if reduction is None else f"tma_reduce_{reduction}"
+        verb = "store" if reduction is None else f"reduce_{reduction}"
         for issue in copy.issues:
             self.line(
-                f"{function}_{rank}d(&map{copy.map}, {self._shared_address(copy, issue.shared)}, {self._coordinates(issue)});"
+                f"tma_{verb}_{rank}d(&map{copy.map}, {self._shared_address(copy, issue.shared)}, {self._coordinates(issue)});"
             )
 
     def _shared_address(self, copy: TmaCopy, offset: Affine) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from ..layouts.operands import SharedOperand, descriptor_high, descriptor_low
+from ..layouts.shared import PACKED
 from ..ops.wgmma import KINDS, WgmmaPlan
 from ..program import Affine, Value
 from .emit_tcgen05 import Tcgen05Emitter
-from .text import PACKED, c_type
+from .text import c_type
 from .wgmma_text import AccumulatorKind, Init, OperandKind, wgmma_function
 
 ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}

@@ -10,17 +10,13 @@ import math
 from collections.abc import Sequence
 
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import itemsize
+from ..layouts.shared import PACKED, row_major
 from ..layouts.spread import ElementMap, register_table
 from ..program import Literal, Operand, Value
 from .emit_memory import MemoryEmitter
-from .text import PACKED, c_type, half, stored_type
+from .text import c_type, half, stored_type
 
 Shape = tuple[int, ...]
-
-
-def row_major(shape: Shape) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 class MoveEmitter(MemoryEmitter):
@@ -139,9 +135,6 @@ class MoveEmitter(MemoryEmitter):
             positions = self.positions(name, self.layout(result), strides, start)
         self.assign_elements(result, [self.read_place(result.dtype, p, base) for p in positions])
 
-    def element_type(self, dtype: str) -> str:
-        return c_type(dtype)
-
     def clamped(self, o: Operand, most: int) -> str:
         """A start index within 0..most, as JAX clamps it."""
         if isinstance(o, Literal):
@@ -149,11 +142,3 @@ class MoveEmitter(MemoryEmitter):
         if o.dtype in ("uint8", "uint16", "uint32", "uint64"):
             return f"(int)min({self.scalar(o)}, ({c_type(o.dtype)}){most})"
         return f"(int)max(min((long long){self.scalar(o)}, {most}ll), 0ll)"
-
-
-def bytes_of(o: Operand) -> int:
-    """Bytes of an array in the scratch."""
-    return math.prod(o.shape) * itemsize(o.dtype)
-
-
-__all__ = ["MoveEmitter", "bytes_of", "row_major"]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import itemsize
+from ..layouts.shared import PACKED, itemsize, row_major
 from ..layouts.spread import crosses_warps
 from ..program import Operand, Value
-from .emit_moves import MoveEmitter, row_major
-from .text import PACKED, c_type, half
+from .emit_moves import MoveEmitter
+from .text import c_type, half
 
 Step = Callable[[str, list[str]], None]  # (accumulator's index text, other's variables): combine into the accumulator
 
@@ -20,8 +20,8 @@ class ReductionEmitter(MoveEmitter):
 
     approx: bool
 
-    def reduce(self, step: Any, axes: tuple[int, ...], combine: str, chains: int = 4) -> None:
-        """In `chains` independent chains within the thread (latency), then over the threads that hold the same result."""
+    def reduce(self, step: Any, axes: tuple[int, ...], combine: str) -> None:
+        """In four independent chains within the thread (latency), then over the threads that hold the same result."""
         e = step.equation
         source, result = e.operands[0], e.results[0]
         layout = self.layout(source)
@@ -33,7 +33,7 @@ class ReductionEmitter(MoveEmitter):
         self.line(f"{kind} {name}[{len(order)}];")
         for k, key in enumerate(order):
             members = groups[key]
-            width = min(chains, len(members))
+            width = min(4, len(members))
             with self.block():
                 self.line(" ".join(f"{kind} c{c} = {self.element(source, members[c])};" for c in range(width)))
                 texts = [

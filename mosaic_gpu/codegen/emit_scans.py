@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..layouts.shared import itemsize
+from ..layouts.shared import PACKED, array_bytes, itemsize, row_major
 from ..ops.elementwise import FLOATS
-from .emit_moves import bytes_of, row_major
 from .emit_reductions import ReductionEmitter
-from .text import PACKED, c_type
+from .text import c_type
 
 
 class ScanEmitter(ReductionEmitter):
@@ -57,7 +56,7 @@ class ScanEmitter(ReductionEmitter):
         assert layout is not None
         bases = [0]
         for x in e.operands:
-            bases.append(bases[-1] + -(-bytes_of(x) // 8) * 8)
+            bases.append(bases[-1] + array_bytes(x, align=8))
         name = f"sort{e.results[0].id}"
         positions = self.positions(f"{name}_at", layout, row_major(first.shape))
         self.line(f"const int {name}_c = {self.thread_part(layout, d)};")

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..layouts.operands import SharedOperand, descriptor_high
 from ..layouts.registers import RegisterLayout
+from ..layouts.shared import PACKED
 from ..layouts.tmem import ScalesPart, TmemPart, Transfer, transfers
 from ..ops.tcgen05 import CommitPlan, Tcgen05Plan
 from ..ops.tcgen05_copies import ScalesCopy
@@ -14,7 +15,7 @@ from ..ops.tmem import TmemAccess
 from ..program import Affine, Literal, Value
 from .emit_memory import MemoryEmitter
 from .encodings import descriptor_low, tmem_address
-from .text import PACKED, c_type
+from .text import c_type
 
 FUNCTIONS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8", "i8": "i8"}
 SCALED = {("mxf8f6f4", 1): "mxf8", ("mxf4nvf4", 2): "mxf4", ("mxf4nvf4", 4): "nvf4"}  # by factors of a row and step

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import LayoutConflict, UnsupportedPrimitive
 from ..layouts.registers import Digit, RegisterLayout
+from ..layouts.shared import PACKED
 from ..ops.elementwise import factors_of
 from ..program import Affine, Equation, Literal, Operand, Value
-from .text import PACKED, Text, c_type, half, literal
+from .text import Text, c_type, half, literal
 
 
 class ValueEmitter(Text):
@@ -31,9 +32,6 @@ class ValueEmitter(Text):
     def layout(self, o: Operand) -> RegisterLayout | None:
         """The register layout of an array; None for scalars and splats."""
         return self.layouts.get(o.id) if isinstance(o, Value) else None
-
-    def c_type(self, dtype: str) -> str:
-        return c_type(dtype)
 
     def scalar(self, o: Operand) -> str:
         """A scalar or a splat as a C expression."""

@@ -32,7 +32,6 @@ TYPE_CODES: dict[str, dict[str, int]] = {
 }
 ACCUMULATOR_CODES = {"float16": 0, "float32": 1, "int32": 2}
 SCALE_CODES = {"float8_e4m3fn": 0, "float8_e8m0fnu": 1}
-K_BITS = 256  # of a row that one dense instruction multiplies: 32 bytes
 
 
 # ---- instruction descriptors (9.7.16.4.2) ------------------------------------------------------------------------------
@@ -237,16 +236,3 @@ def tmem_address(lane: int, column: int) -> int:
 
 # Shape -> registers of a thread for each repeat, columns that a repeat covers, lanes (table 49).
 TRANSFERS = {"32x32b": (1, 1, 32), "16x64b": (1, 2, 16), "16x128b": (2, 4, 16), "16x256b": (4, 8, 16)}
-
-
-def transfer_cell(shape: str, lane: int, register: int) -> tuple[int, int]:
-    """(tensor memory lane from the first of the transfer, column) that a lane's register holds."""
-    t, r = lane, register
-    if shape == "32x32b":
-        return t, r
-    if shape == "16x64b":
-        return 8 * (t % 2) + t // 4, t // 2 % 2 + 2 * r
-    if shape == "16x128b":
-        return t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)
-    assert shape == "16x256b", shape
-    return t // 4 + 8 * (r // 2 % 2), 2 * (t % 4) + r % 2 + 8 * (r // 4)

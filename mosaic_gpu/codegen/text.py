@@ -25,7 +25,6 @@ C_TYPES = {
     "bool": "bool",
 }
 STORED = {"bfloat16": "u16", "float16": "u16"}
-PACKED = ("bfloat16", "float16")  # two to a register, low element first
 
 
 def c_type(dtype: str) -> str:

@@ -9,9 +9,7 @@ import math
 
 from ..program import Affine, View
 from .registers import RegisterLayout, wgmma
-from .shared import SharedLayout, itemsize
-
-PAIRED = ("float16", "bfloat16")  # two of them share a register
+from .shared import PACKED, SharedLayout, itemsize
 
 
 def shared_vector(layout: RegisterLayout, view: View, shared: SharedLayout) -> int:
@@ -35,7 +33,7 @@ def global_vector(layout: RegisterLayout, view: View, dtype: str) -> int:
     """
     first, last, size = layout.reg[0] if layout.reg else None, view.dims[-1], itemsize(dtype)
     columns = len(view.ref.shape) - 1
-    if first is None or size not in (2, 4) or (size == 2 and dtype not in PAIRED):
+    if first is None or size not in (2, 4) or (size == 2 and dtype not in PACKED):
         return 1
     if first.dim != len(view.shape) - 1 or first.stride != 1 or view.kept[-1] != columns or last.stride != 1:
         return 1
@@ -46,7 +44,7 @@ def global_vector(layout: RegisterLayout, view: View, dtype: str) -> int:
 
 def together(width: int, dtype: str) -> int:
     """How many of `width` such registers one instruction moves: all, or one (types that have no vectors)."""
-    return width if (dtype in PAIRED and width % 2 == 0) or itemsize(dtype) == 4 else 1
+    return width if (dtype in PACKED and width % 2 == 0) or itemsize(dtype) == 4 else 1
 
 
 def by_matrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> bool:
@@ -54,7 +52,7 @@ def by_matrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> bool:
 
     Both reach the block's own memory only.
     """
-    if view.dtype not in PAIRED or len(layout.shape) != 2 or view.is_transposed or view.peer:
+    if view.dtype not in PACKED or len(layout.shape) != 2 or view.is_transposed or view.peer:
         return False
     m, n = layout.shape
     tile_columns = shared.tile[-1] if shared.tile else shared.shape[-1]

@@ -7,7 +7,6 @@ by the simulator.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ..codegen import encodings
 from ..codegen.encodings import TCGEN05_VERSION, Descriptor
@@ -158,7 +157,3 @@ def descriptor_low(operand: SharedOperand, address: int = 0) -> int:
 def decode_descriptor(word: int) -> Descriptor:
     """The fields of a 64-bit matrix descriptor, as the tensor core reads them."""
     return Descriptor.decode(word)
-
-
-def operand_view(x: Any) -> View | None:
-    return x if isinstance(x, View) else None

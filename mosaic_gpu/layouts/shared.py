@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +31,22 @@ ITEM_BITS = {
 }
 
 
+PACKED = ("bfloat16", "float16")  # two to a register, low element first
+
+
 def itemsize(dtype: str) -> int:
     """Bytes of one element."""
     return ITEM_BITS[dtype] // 8
+
+
+def array_bytes(*arrays: Any, align: int = 1) -> int:
+    """Bytes of arrays one after the other, each filled up to a multiple of `align`.  arrays: anything with shape and dtype."""
+    return sum(-(-math.prod(a.shape) * itemsize(a.dtype) // align) * align for a in arrays)
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """By how many elements a step along each dimension goes on, in a row-major array."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 @dataclasses.dataclass(frozen=True)

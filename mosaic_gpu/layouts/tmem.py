@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from typing import Any
 
 import numpy as np
 
 from ..codegen.encodings import COLUMNS, LANES, TRANSFERS
 from ..errors import Line, UnsupportedCall
 from ..program import Affine, Value, View
-from .registers import Layout, LayoutName, RegisterLayout
+from .registers import Layout, RegisterLayout
 from .shared import itemsize
 
 ROWS = (128, 64)
@@ -234,11 +233,6 @@ DELIVERED: dict[int, tuple[Layout, ...]] = {128: (Layout.TCGEN05_TMEM_NATIVE, La
 def default_layout(rows: int) -> Layout:
     """What a load delivers when nothing is asked for."""
     return DELIVERED[rows][0]
-
-
-def loaded_layout(rows: int, asked: LayoutName | None) -> Any:
-    """The layout of a load: what was asked for, if it can be, else the default."""
-    return default_layout(rows) if asked is None else asked
 
 
 __all__ = ["COLUMNS", "TmemLayout", "TmemPart", "Transfer", "lanes_of", "tmem_layout", "tmem_part", "transfers"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..layouts.registers import RegisterLayout
+from ..layouts.shared import array_bytes, row_major
 from ..program import Equation
-from .moves import ALL, array_bytes
+from .moves import ALL
 from .registry import BOTH, Op, op
 
 
@@ -34,10 +34,6 @@ def _define(
             sim.write(r, x)
 
     return o
-
-
-def row_major(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
 # ---- concatenate, split, tile ----------------------------------------------------------------------------------------
@@ -84,7 +80,7 @@ _define(
 
 
 # ---- stack, unstack --------------------------------------------------------------------------------------------------
-def _without(strides: list[int], axis: int) -> list[int]:
+def _without(strides: tuple[int, ...], axis: int) -> list[int]:
     return [s for d, s in enumerate(strides) if d != axis]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UnsupportedPrimitive
 from ..program import Equation
-from .elementwise import C_INTEGERS, FLOATS, INTEGERS, in_type, numpy_dtype
+from .elementwise import C_INTEGERS, FLOATS, INTEGERS, in_type, numpy_dtype, widened
 from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 NARROW = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
@@ -38,11 +38,6 @@ def _define(name: str, expression: Callable[[Equation], str], numpy: Callable[..
     return o
 
 
-def _wide(x: Any) -> Any:
-    """16-bit floats as float32, in which they are computed."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
-
-
 # ---- powers, rounding, neighbours -----------------------------------------------------------------------------------------
 def _power(e: Equation) -> str:
     y = int(e.param("y"))
@@ -52,7 +47,7 @@ def _power(e: Equation) -> str:
     return f"int_power<{y}>({{0}})" if y >= 0 else f"(1.f / int_power<{-y}>({{0}}))"
 
 
-_define("integer_pow", _power, lambda e, x: np.power(_wide(x), e.param("y"))).dtypes = (*FLOATS, *INTEGERS)
+_define("integer_pow", _power, lambda e, x: np.power(widened(x), e.param("y"))).dtypes = (*FLOATS, *INTEGERS)
 
 
 def _away(x: Any) -> Any:
@@ -68,7 +63,7 @@ def _single(e: Equation) -> bool:
 
 
 _define(
-    "round", _round, lambda e, x: np.rint(_wide(x)) if int(e.param("rounding_method")) else _away(_wide(x))
+    "round", _round, lambda e, x: np.rint(widened(x)) if int(e.param("rounding_method")) else _away(widened(x))
 ).dtypes = FLOATS
 
 

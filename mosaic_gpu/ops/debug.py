@@ -117,20 +117,6 @@ def _argument(text: str, letter: str) -> str:
     return f"({'double' if letter in 'feEgG' else 'unsigned long long' if letter in 'uxX' else 'long long'})({text})"
 
 
-def own_elements(layout: RegisterLayout) -> str:
-    """Whether this thread holds the first of several replicas, as a C expression."""
-
-    def tests(index: str, digits: tuple[Digit, ...]) -> list[str]:
-        below, out = 1, []
-        for d in digits:
-            if d.dim is None and d.size > 1:
-                out.append(f"{index} / {below} % {d.size} == 0")
-            below *= d.size
-        return out
-
-    return " && ".join([*tests("lane", layout.lane), *tests("warp", layout.warp)]) or "true"
-
-
 @debug_print_p.emit(BOTH, (WARPGROUP, WARP))
 def _(out: Any, step: Any) -> None:
     e, p = step.equation, step.data
@@ -142,7 +128,7 @@ def _(out: Any, step: Any) -> None:
         return
     x = e.operands[0]
     layout = out.layout(x)
-    with out.block(f"if ({own_elements(layout)})"):
+    with out.block(f"if ({' && '.join(out.own_elements(layout)) or 'true'})"):
         for i, row in enumerate(out.coordinates("c", layout)):
             value = _argument(out.element(x, i), p.conversions[0])
             out.line(f"printf({', '.join([text, *row, value])});")

@@ -1,10 +1,10 @@
 """Products of register arrays: `jnp.dot`, `@`, `lax.dot_general`.
 
-Both operands meet in the warpgroup's scratch, each line of K contiguous, and every warp takes its tiles of the result:
-`mma.sync` m16n8 with 32 bytes of K at a time (PTX ISA 9.7.14.5) for 16-bit floats, tf32 and 8-bit integers, accumulating in
-float32 or int32; for all other types one fma after the other.  Extents that are no multiple of a tile's are filled up with
-zeros.  On sm_90a the planner makes a wgmma of a product whose operands lie in shared memory as wgmma reads them
-(`plan/products.py`); then none of this runs.
+Operands in shared memory that ldmatrix can read are read where they lie; all others meet in the warpgroup's scratch, each line
+of K contiguous, filled up with zeros to whole tiles.  Every warp takes its tiles of the result: `mma.sync` m16n8 with 32 bytes
+of K at a time (PTX ISA 9.7.14.5) for 16-bit floats, tf32 and 8-bit integers, accumulating in float32 or int32; for all other
+types one fma after the other.  On sm_90a the planner makes a wgmma of a product whose operands lie in shared memory as wgmma
+reads them (`plan/products.py`); then none of this runs.
 """
 
 from __future__ import annotations

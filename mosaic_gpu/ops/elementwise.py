@@ -34,6 +34,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def widened(x: Any) -> Any:
+    """16-bit floats as float32, in which they are computed."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One elementwise operation; None where the operand type has no such operation.

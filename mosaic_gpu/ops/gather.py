@@ -11,15 +11,14 @@ take the fill value (drop the window) where any part of a window is outside; a g
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..codegen.emit_gather import emit_gather, emit_scatter
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import itemsize
+from ..layouts.shared import array_bytes
 from ..program import Equation
 from .elementwise import FLOATS, INTEGERS, numpy_dtype
 from .moves import ALL
@@ -112,11 +111,7 @@ def _spread(w: Windows, x: np.ndarray, rank: int) -> np.ndarray:
 
 @gather.scratch
 def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
-    return _bytes(e.operands[:2])
-
-
-def _bytes(arrays: Sequence[Any]) -> int:
-    return sum(-(-math.prod(a.shape) * itemsize(a.dtype) // 16) * 16 for a in arrays)
+    return array_bytes(*e.operands[:2], align=16)
 
 
 @gather.emit()
@@ -160,7 +155,7 @@ def _define(name: str, c: Combine) -> None:
 
     @o.scratch
     def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
-        return _bytes((e.operands[2], e.operands[1]))
+        return array_bytes(e.operands[2], e.operands[1], align=16)
 
     @o.emit()
     def _(out: Any, step: Any) -> None:

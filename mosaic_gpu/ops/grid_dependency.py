@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedCall
-from ..program import Equation, Value, View, walk
+from ..program import SHAPE_ONLY, Equation, Value, View, walk
 from .registry import BOTH, WARPGROUP, op
 
 OUTSIDE = "call it in the warpgroup's role, outside warp_map"
 griddepcontrol_wait_p = op("griddepcontrol_wait", issues_only=True, instead=OUTSIDE)
 griddepcontrol_launch_dependents_p = op("griddepcontrol_launch_dependents", issues_only=True, instead=OUTSIDE)
-ONLY_THE_SHAPE = ("dim_size",)
 
 
 def griddepcontrol_wait() -> None:
@@ -111,7 +110,7 @@ def _top(equations: Sequence[Equation]) -> Iterator[Equation]:
 
 def _touched(e: Equation) -> Value | None:
     """A GMEM Ref that it reads or writes."""
-    if e.op in ONLY_THE_SHAPE:
+    if e.op == SHAPE_ONLY:
         return None
     refs = (o.ref if isinstance(o, View) else o for o in e.operands)
     return next((r for r in refs if isinstance(r, Value) and r.space is not None and r.space.kind == "gmem"), None)

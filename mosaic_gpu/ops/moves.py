@@ -9,18 +9,13 @@ from typing import Any
 import numpy as np
 
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import itemsize
+from ..layouts.shared import array_bytes, itemsize, row_major
 from ..layouts.spread import register_table
 from ..program import Equation, Value
 from .elementwise import FLOATS, INTEGERS
 from .registry import BOTH, WARP, WARPGROUP, Op
 
 ALL = (*FLOATS, *INTEGERS, "bool")
-
-
-def array_bytes(*arrays: Any) -> int:
-    """Bytes of arrays one after the other."""
-    return sum(int(np.prod(a.shape, dtype=np.int64)) * itemsize(a.dtype) for a in arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +48,11 @@ class Map:
         """What a step along each of the result's dimensions adds to the row-major number of the operand's element."""
         columns = len(self.matrix[0]) if self.matrix else 0
         return tuple(
-            sum(row[d] * s for row, s in zip(self.matrix, _row_major(self.shape), strict=True)) for d in range(columns)
+            sum(row[d] * s for row, s in zip(self.matrix, row_major(self.shape), strict=True)) for d in range(columns)
         )
 
     def start(self) -> int:
-        return sum(o * s for o, s in zip(self.offset, _row_major(self.shape), strict=True))
-
-
-def _row_major(shape: tuple[int, ...]) -> list[int]:
-    return [int(np.prod(shape[d + 1 :], dtype=np.int64)) for d in range(len(shape))]
+        return sum(o * s for o, s in zip(self.offset, row_major(self.shape), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +63,12 @@ class Reshape:
     to: tuple[int, ...]
 
     def wanted(self, coordinates: np.ndarray) -> np.ndarray:
-        number = (coordinates * np.array(_row_major(self.to), np.int64)).sum(-1)
-        parts = [number // s % n for s, n in zip(_row_major(self.shape), self.shape, strict=True)]
+        number = (coordinates * np.array(row_major(self.to), np.int64)).sum(-1)
+        parts = [number // s % n for s, n in zip(row_major(self.shape), self.shape, strict=True)]
         return np.stack(parts, -1) if parts else np.zeros((*number.shape, 0), np.int64)
 
     def strides(self) -> tuple[int, ...]:
-        return tuple(_row_major(self.to))
+        return row_major(self.to)
 
     def start(self) -> int:
         return 0

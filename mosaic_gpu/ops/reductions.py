@@ -12,7 +12,7 @@ from ..layouts.registers import RegisterLayout
 from ..layouts.shared import itemsize
 from ..layouts.spread import crosses_warps
 from ..program import Equation, Value
-from .elementwise import FLOATS, INTEGERS, numpy_dtype
+from .elementwise import FLOATS, INTEGERS, numpy_dtype, widened
 from .registry import Op, op
 
 
@@ -108,7 +108,7 @@ def _define(c: Combine) -> Op:
     def _(sim: Any, step: Any) -> None:
         e = step.equation
         x = sim.read(e.operands[0])
-        wide = x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
+        wide = widened(x)
         with np.errstate(all="ignore"):
             result = c.numpy(wide, axis=tuple(e.param("axes")))
         sim.write(e.results[0], np.asarray(result).astype(numpy_dtype(e.results[0].dtype)))
@@ -147,7 +147,7 @@ def _define_arg(name: str, order: str, numpy: Callable[..., Any]) -> None:
     def _(sim: Any, step: Any) -> None:
         e = step.equation
         x = sim.read(e.operands[0])
-        wide = x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
+        wide = widened(x)
         sim.write(e.results[0], numpy(wide, axis=e.param("axes")[0]).astype(numpy_dtype(e.results[0].dtype)))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from .. import arguments
 from ..errors import UnsupportedCall, UnsupportedPrimitive
 from ..layouts.registers import Layout, LayoutName, checked_layout
-from ..program import Affine, Equation, Literal, Value, View
+from ..program import Equation, Literal, View
 from .registry import BOTH, WARP, WARPGROUP, op
 
 get_p = op("get", issues_only=True)
@@ -119,17 +119,3 @@ def _(sim: Any, step: Any) -> None:
     if e.results:
         sim.write(e.results[0], sim.load(step.data))
     sim.store(step.data, sim.read(e.operands[1]))
-
-
-def slot_of(view: View) -> Affine:
-    """The start of a view as one number, row-major over its buffer."""
-    out = Affine(0)
-    for d, n in zip(view.dims, view.ref.shape, strict=True):
-        out = out * n + d.start
-    return out
-
-
-def stored_value(e: Equation) -> Value | Literal:
-    x = e.operands[1]
-    assert not isinstance(x, View)
-    return x

@@ -48,7 +48,7 @@ class Op:
     plan: (context, equation) -> data; legality and every decision that the emitter and the simulator share.
     emit: (emitter, step) -> None; writes CUDA C++.
     simulate: (thread, step) -> generator or None; the same step on NumPy.
-    issues_only: touches no register array and may be run by one elected thread (barriers, copies, MMA issue).
+    issues_only: where no register array is involved, one elected thread may run it (barriers, copies, MMA issue, arithmetic).
     instead: what to write where a table has no rule.
     scratch: (layouts by value id, equation) -> bytes of shared memory through which a warpgroup's threads exchange elements.
     pure: may be dropped where nobody reads the results.

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import itemsize
+from ..layouts.shared import array_bytes, itemsize
 from ..program import Equation
-from .assembly import row_major
-from .elementwise import FLOATS, INTEGERS, numpy_dtype
-from .moves import array_bytes
+from .elementwise import FLOATS, INTEGERS, numpy_dtype, widened
 from .reductions import MAX, MIN, PRODUCT, SUM, Combine
 from .registry import op
 
@@ -21,10 +19,6 @@ LOG_SUM_EXP = Combine(
     np.logaddexp,
     "(fmaxf({0}, {1}) == -__int_as_float(0x7f800000) ? {0} : fmaxf({0}, {1}) + log1pf(expf(-fabsf({0} - {1}))))",
 )
-
-
-def _wide(x: Any) -> Any:
-    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
 
 
 def _define(name: str, c: Combine, numpy: Callable[..., Any]) -> None:
@@ -48,7 +42,7 @@ def _define(name: str, c: Combine, numpy: Callable[..., Any]) -> None:
     @o.simulate
     def _(sim: Any, step: Any) -> None:
         e = step.equation
-        x, axis = _wide(sim.read(e.operands[0])), e.param("axis")
+        x, axis = widened(sim.read(e.operands[0])), e.param("axis")
         with np.errstate(all="ignore"):
             turned = np.flip(x, axis) if e.param("reverse") else x
             result = numpy(turned, axis=axis, dtype=x.dtype)
@@ -79,12 +73,12 @@ def _(out: Any, step: Any) -> None:
 
 @sort.scratch
 def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
-    return sum(-(-array_bytes(x) // 8) * 8 for x in e.operands)
+    return array_bytes(*e.operands, align=8)
 
 
 def _order(x: Any) -> Any:
     """A key that NumPy sorts as JAX does: zeros are equal, NaNs are equal and last."""
-    x = _wide(x)
+    x = widened(x)
     if x.dtype.kind != "f":
         return x
     return np.where(x == 0, np.zeros_like(x), x)
@@ -101,6 +95,3 @@ def _(sim: Any, step: Any) -> None:
     order = np.moveaxis(order, -1, d)
     for r, x in zip(e.results, xs, strict=True):
         sim.write(r, np.take_along_axis(x, order, d))
-
-
-__all__ = ["row_major"]

@@ -39,7 +39,11 @@ class SharedAccess:
 
 
 def shared_accesses(plan: Plan) -> list[SharedAccess]:
-    """Every array access to shared memory, in program order by role; scalars take one of everything and are left out."""
+    """Ordinary loads and stores of arrays in the block's own shared memory, in program order by role.
+
+    Left out: scalars, which take one of everything; arrays whose elements are all equal; index arrays, other blocks' memory and
+    exchanges between threads, whose addresses are no layout's; operands that a product reads where they lie.
+    """
     return [a for role in plan.roles for a in _of(plan, role, role.body)]
 
 

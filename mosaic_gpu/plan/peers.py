@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import OutOfBounds, UnsupportedCall
-from ..program import Equation, Program, View, refs_of, walk
+from ..program import SHAPE_ONLY, Equation, Program, View, refs_of, walk
 
 ASYNCHRONOUS = frozenset(
     {
@@ -23,7 +23,6 @@ ASYNCHRONOUS = frozenset(
         "try_cluster_cancel",
     }
 )
-NO_ACCESS = "dim_size"
 OF_PEERS = ("get", "swap", "load")  # what reaches another block's shared memory
 
 
@@ -37,7 +36,7 @@ def met_by_peers(program: Program, bodies: Iterable[Sequence[Equation]]) -> froz
     written: set[int] = set()
     for body in bodies:
         for e in walk(tuple(body)):
-            if e.op == NO_ACCESS:
+            if e.op == SHAPE_ONLY:
                 continue
             for k, view in enumerate(refs_of(e)):
                 if view.space.kind == "gmem":

@@ -34,7 +34,6 @@ class Resources:
     tmem_columns: int
     tmem_address_offset: int
     tmem_pair: bool
-    first_free_named: int
     scratch_bytes: int = 0  # of shared_bytes: where threads exchange elements of register arrays
 
 
@@ -137,7 +136,7 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
             )
             raise ResourceExceeded(f"{next_column} TMEM columns; an SM has {TMEM_COLUMNS}\n{rows}", program.line)
         columns = max(32, 1 << (next_column - 1).bit_length())
-    return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, _pair(program, tmem), next_named)
+    return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, _pair(program, tmem))
 
 
 def _pair(program: Program, tmem: dict[int, TmemBuffer]) -> bool:

@@ -14,7 +14,7 @@ from ..errors import Line
 from ..layouts.operands import SharedOperand
 from ..ops.refs import Access as RefAccess
 from ..plan.model import Role, Step
-from ..program import Operand, Value, View
+from ..program import Operand, Value
 from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import ADDITION, GlobalShadow, Part
@@ -341,7 +341,3 @@ def view_bytes(index: Array, size: int) -> Array:
     """Every byte of the elements at some indices."""
     flat = np.asarray(index).reshape(-1, 1)
     return (flat * size + np.arange(size)).reshape(-1)
-
-
-def starts_of(view: View, evaluate: Callable[..., int]) -> tuple[int, ...]:
-    return tuple(evaluate(d.start) for d in view.dims)

@@ -76,10 +76,11 @@ class Judge:
         return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
 
     @classmethod
-    def of_product(cls, a: jax.Array, b: jax.Array) -> Judge:
-        """A judge of a @ b: twice the error of the exact product rounded to the dtype of a."""
+    def of_product(cls, a: Any, b: Any, out: Any = None) -> Judge:
+        """A judge of a @ b: twice the error of the exact product rounded to the dtype `out`, that of a by default."""
         reference = product(a, b)
-        return cls(reference, max(2 * relative_error(reference.astype(a.dtype), reference), FLOOR))
+        rounded = reference.astype(a.dtype if out is None else out)
+        return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
 
     def same(self, first: Any, again: Any) -> bool:
         """Whether two results for the same inputs are the same, as they must be: in every bit."""

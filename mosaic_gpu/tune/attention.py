@@ -15,9 +15,12 @@ from .tunable import Key, Tunable
 from .workload import Attention
 
 ROWS = 64  # query rows of a compute warpgroup
-TILE_OVERHEAD = 2500.0  # clocks for the start and the end of a tile
-STEP_OVERHEAD = 120.0  # clocks of barriers in each step of a warpgroup
-# How much of the softmax does not hide under the products, by compute warpgroups: the tensor cores idle when all are at it.
+# Estimates, made before anything was compared with them (docs/tuning.md): clocks for the start and the end of a tile, and for the
+# barriers in each step of a warpgroup.
+TILE_OVERHEAD = 2500.0
+STEP_OVERHEAD = 120.0
+# An estimate, too: how much of the softmax does not hide under the products, by compute warpgroups: the tensor cores idle when
+# all are at it.
 EXPOSED = {2: 0.45, 3: 0.28, 4: 0.2}
 # The same on Blackwell, by query tiles in flight: guesses.  Two tiles take turns; one has its next scores multiplied meanwhile.
 EXPOSED100 = {1: 0.5, 2: 0.25}
@@ -59,7 +62,7 @@ class AttentionTunable(Tunable):
     name: ClassVar[str] = "attention"
     letters: ClassVar[Mapping[str, str]] = Attention.LETTERS
     example: ClassVar[str] = Attention.EXAMPLE
-    slack: float = 1.15  # the fastest that was measured on an H200 was at 1.03
+    slack: float = 1.15  # chosen; the fastest of the trials in docs/tuning.md had estimates up to 1.03 times the lowest
 
     def __init__(self, generation: str) -> None:
         self.config = config_class(self.name, generation)

@@ -1,7 +1,9 @@
 """What a GPU can do at most: the roof of rooflines, for cost estimates and for the share that a benchmark reached.
 
-Published figures of the dense 16-bit tensor cores, memory and caches; the clock is that of the published peak.  A chip that
-reaches its power limit runs slower, so 100 % is out of reach for long kernels.
+Multiprocessors, the dense 16-bit rate, the memory's bandwidth and, by them, the clock are those of NVIDIA's data sheets; results
+a clock those of the CUDA programming guide (throughput of native arithmetic instructions); shared memory has 32 banks of 4 bytes.
+What was measured or estimated says so.  A chip that reaches its power limit runs slower, so 100 % is out of reach for long
+kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class Chip:
     shared_bytes_per_clock: float = 128.0
     fp32_results: float = 128.0
     exponentials: float = 16.0
-    load_latency: float = 1000.0  # clocks from a TMA request to the arrival, L2 busy
+    load_latency: float = 1000.0  # clocks from a TMA request to the arrival, L2 busy: an estimate, not measured
 
     @property
     def peak_flops(self) -> float:

@@ -18,15 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..bench.jax_calls import JaxDevice, host_call, program_of_sets
-from ..bench.protocols import Session
+from ..bench.protocols import L2_BYTES, Session, sets_for
 from ..errors import MosaicGpuError
 from ..runtime.jax_ffi import translate_error
 from .measure_types import Measurement
 from .tunable import Tunable, find_tunable
 from .workload import Attention
 
-L2_BYTES = 60_000_000
-MOST_SETS = 32
 AT_LEAST = 0.012  # seconds of one timing: what Python and the clock add to it stays below a percent
 Inputs = tuple[jax.Array, ...]
 
@@ -41,11 +39,6 @@ def normal_arrays(types: Sequence[Any], seed: int) -> Inputs:
 def random_inputs(workload: Attention, seed: int) -> Inputs:
     """Normal random q, k and v."""
     return normal_arrays(find_tunable("attention").arguments(workload), seed)
-
-
-def sets_for(size: int) -> int:
-    """How many sets of inputs of so many bytes exceed twice the second-level cache; at least two."""
-    return min(max(2, 2 * L2_BYTES // max(size, 1) + 1), MOST_SETS)
 
 
 def input_sets(tunable: Tunable, workload: Any, seed: int) -> list[Inputs]:

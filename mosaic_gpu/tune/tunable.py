@@ -50,6 +50,13 @@ class Sizes:
         return {**dict(self.sizes), "dtype": self.dtype}
 
 
+def rolled(x: Any, n: int) -> Any:
+    """An array turned by some elements: other data of the same kind."""
+    import jax.numpy as jnp
+
+    return jnp.roll(jnp.asarray(x).ravel(), n * 977).reshape(x.shape)
+
+
 class Tunable:
     """A kernel that can be tuned.  Subclass it; what has no default here is needed, and named by the error.
 
@@ -183,9 +190,7 @@ class Tunable:
 
     def rolled(self, w: Any, arrays: Sequence[Any], n: int) -> tuple[Any, ...]:
         """Other inputs of the same kind, for timings to rotate through: by default each array turned by some elements."""
-        import jax.numpy as jnp
-
-        return tuple(jnp.roll(x.ravel(), n * 977).reshape(x.shape) for x in arrays)
+        return tuple(rolled(x, n) for x in arrays)
 
     def reference(self, w: Any, *arrays: Any) -> Any:
         """The right result, in float32 or better, of the arrays of `inputs`."""

@@ -7,17 +7,14 @@ import math
 import re
 from typing import Any, Self
 
+# As JAX prints them, and XLA (s32, pred).
 DTYPES = {
     "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-    "f64": "float64",
-    "s32": "int32",
-    "i32": "int32",
-    "s8": "int8",
-    "i8": "int8",
-    "u8": "uint8",
-    "u32": "uint32",
+    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
+    **{f"{letter}{n}": f"int{n}" for letter in "is" for n in (8, 16, 32, 64)},
+    **{f"u{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+    **{f"f8_{kind}": f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e8m0fnu")},
+    "pred": "bool",
 }
 ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1}  # all else: 2
 

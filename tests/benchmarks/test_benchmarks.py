@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import dispatch, simulator
-from mosaic_gpu.bench import attention, attention_backward, gpu, matmul, ours
+from mosaic_gpu.bench import attention, attention_backward, matmul, ours, protocols
 from mosaic_gpu.bench.model import Unsupported
 from mosaic_gpu.kernels.attention import attention as attention_kernel
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
@@ -99,8 +99,8 @@ def test_configs_from_a_file(tmp_path):
 
 def test_enough_sets_to_leave_the_l2():
     for size in (16_000_000, 60_000_000, 400_000_000):
-        assert gpu.sets_for(size) >= 2 and gpu.sets_for(size) * size > 2 * gpu.L2_BYTES
-    assert gpu.sets_for(1) == gpu.MOST_SETS
+        assert protocols.sets_for(size) >= 2 and protocols.sets_for(size) * size > 2 * protocols.L2_BYTES
+    assert protocols.sets_for(1) == protocols.MOST_SETS
 
 
 def test_simulator_small(capsys):

@@ -19,7 +19,6 @@ from mosaic_gpu.cli.app import app
 from mosaic_gpu.errors import DeviceMismatch
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
-from mosaic_gpu.tune import measure
 
 
 def simulated(arch="sm_90a"):
@@ -37,7 +36,7 @@ def simulated(arch="sm_90a"):
 
 def test_right_results(made, monkeypatch):
     """The bundled launch data and the case's inputs fit together: the simulated kernels pass, and are timed where asked."""
-    monkeypatch.setattr(measure, "MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     first = verify.check(made.entries[0], simulated())
     assert first.status == "ok" and 0 < first.error <= first.allowed and first.seconds > 0 and first.tflops > 0
     assert verify.check(made.entries[0], simulated(), benchmark=False).seconds is None

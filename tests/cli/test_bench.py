@@ -62,7 +62,7 @@ def users(tmp_path, monkeypatch):
     path = tmp_path / "users.py"
     path.write_text(textwrap.dedent(USERS))
     monkeypatch.setattr(bench, "device_for", lambda kernel: JaxDevice(rest_seconds=0.0))
-    monkeypatch.setattr("mosaic_gpu.tune.measure.MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     monkeypatch.setenv("MOSAIC_GPU_TUNE_DIR", str(tmp_path / "user"))
     return f"{path}:Scale"
 
@@ -128,6 +128,8 @@ def test_report_over_several_files(verb, users, fast, tmp_path):
     assert verb("bench", "kernel", users, "--shape", "n4096", "--quick", "--out", out).exit_code == 0
     text = verb("bench", "report", out).stdout
     assert "Hopper (not measured): ours" in text and "Blackwell (not measured)" in text and "| n4096 |" in text
+    (row, *_) = json.loads(verb("bench", "report", out, "--json").stdout)
+    assert row["cell"] in text and row["ours"] > 0 and set(row) >= {"device", "peer", "ratio", "of_roofline"}
     assert verb("bench", "report", tmp_path / "none.json").exit_code == 2
 
 

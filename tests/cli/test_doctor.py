@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pathlib
+import re
 
 import pytest
 
@@ -168,3 +170,35 @@ def test_a_cache_that_cannot_be_written(verb, monkeypatch):
     monkeypatch.setattr(checks.tempfile, "TemporaryFile", full)
     found = report(verb)[1]["kernel cache"]
     assert found["status"] == "problem" and "No space left" in found["detail"]
+
+
+def test_every_variable_that_is_read_is_known():
+    """Names in the package's own code, but for its C++ macros."""
+    package = pathlib.Path(checks.__file__).parents[1]
+    text = "\n".join(p.read_text() for p in (*package.rglob("*.py"), *(package / "runtime" / "native").glob("*.cc")))
+    names = set(re.findall(r"""(?:environ|getenv|VARIABLE)\W.*?["'](MOSAIC_GPU_\w+)["']""", text))
+    assert names <= set(checks.VARIABLES) and {"MOSAIC_GPU_COMMIT", "MOSAIC_GPU_PALLAS_BACKEND"} <= names
+    assert all(name in text.replace(f'"{name}": "', "") for name in checks.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    "variable, value, words",
+    [
+        ("MOSAIC_GPU_PALLAS_BACKEND", "tritn", "there is no backend 'tritn'"),
+        ("MOSAIC_GPU_PALLAS_BACKEND", "", "there is no backend ''"),
+        ("MOSAIC_GPU_LIBCUDA", "/nowhere/libcuda.so", "cannot open shared object"),
+    ],
+)
+def test_a_value_that_means_nothing(verb, monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value)
+    found = report(verb)[1]["environment"]
+    assert found["status"] == "problem" and variable in found["detail"] and words in found["detail"] and found["remedy"]
+
+
+def test_a_folder_of_tuned_configs_that_is_a_file(verb, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOSAIC_GPU_TUNE_DIR", str(tmp_path))
+    assert report(verb)[1]["tuned configs"]["detail"] == f"{tmp_path} (chosen by MOSAIC_GPU_TUNE_DIR), 0 files"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MOSAIC_GPU_TUNE_DIR", str(tmp_path / "file"))
+    found = report(verb)[1]["tuned configs"]
+    assert found["status"] == "problem" and found["remedy"] == "set MOSAIC_GPU_TUNE_DIR to a folder of your own"

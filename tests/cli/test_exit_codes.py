@@ -84,6 +84,15 @@ def test_every_verb_is_here() -> None:
     assert set(REFUSED) == every_verb()
 
 
+def test_every_verb_has_json() -> None:
+    root: Any = typer.main.get_command(verbs.app)
+    for name in REFUSED:
+        command = root
+        for part in name.split():
+            command = command.commands[part]
+        assert any("--json" in p.opts for p in command.params), name
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_is_2(verb, folder, name: str) -> None:
     result = verb(*name.split(), *REFUSED[name])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import pathlib
 import re
 
 import pytest
 
+import mosaic_gpu
 from mosaic_gpu.codegen import prelude, sass
 from mosaic_gpu.codegen.nvrtc import compile_cuda
 from mosaic_gpu.codegen.tcgen05_text import REGISTERS_PER_REPEAT, Shape, repeats, tcgen05_transfer_template
@@ -17,7 +20,6 @@ CALLS: dict[str, list[str]] = {
         "u[0] = shared_address(memory)",
         "i[0] = uniform(i[0])",
         "i[0] = here(i[0])",
-        "i[1] = lane_index()",
         "if (elect_one()) u[1] = 3",
     ],
     "numbers": [
@@ -39,22 +41,17 @@ CALLS: dict[str, list[str]] = {
         "mbarrier_wait(u[0], 0)",
         "mbarrier_wait(u[0], 1)",
         "u[1] += mbarrier_test(u[0], 0)",
-        "mbarrier_invalidate(u[0])",
     ],
     "barriers": [
         "named_barrier_sync(3, 128)",
         "named_barrier_arrive(i[0], 128)",
         "cluster_arrive()",
         "cluster_wait()",
-        "u[0] = cluster_rank()",
-        "u[1] = cluster_address(u[0], 1)",
         "u[2] += *shared_of_block(memory, 1)",
     ],
     "fences": [
         "fence_proxy_async_shared()",
         "fence_proxy_async_cluster()",
-        "fence_proxy_async()",
-        "fence_cluster()",
         "fence_gpu()",
     ],
     "griddep": ["griddepcontrol_wait()", "griddepcontrol_launch_dependents()"],
@@ -73,11 +70,10 @@ CALLS: dict[str, list[str]] = {
         "u[3] = unpack_e4m3x2(h[0])",
         "h[1] = pack_e5m2x2(f[0], f[1])",
         "u[4] = unpack_e5m2x2(h[1])",
-        "f[0] = exp2_approx(f[0]) + exp2_full(f[1]) + exp2_fma(f[2])",
-        "f[1] = log2_approx(f[0]) + log2_full(f[1])",
-        "f[2] = rcp_approx(f[0]) + rsqrt_approx(f[1]) + sqrt_approx(f[2]) + tanh_approx(f[3])",
-        "f[3] = max_plain(f[0], f[1]) + min_plain(f[1], f[2]) + max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
-        "i[0] = ceil_div(i[0], 7) + floor_div(i[1], i[2]) + floor_mod(i[1], i[2])",
+        "f[0] = exp2_approx(f[0]) + exp2_fma(f[2])",
+        "f[1] = log2_approx(f[0])",
+        "f[2] = tanh_approx(f[3])",
+        "f[3] = max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
         "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
         "u[5] = max_u32(u[0], u[1]) + min_u32(u[2], u[3])",
     ],
@@ -89,13 +85,9 @@ CALLS: dict[str, list[str]] = {
         "exp2_fma_pair(f[0], f[1], f[2], f[3])",
     ],
     "matrix": [
-        f"{kind}matrix_x{count}{trans}({registers})"
-        for count in (1, 2, 4)
-        for trans in ("", "_trans")
-        for kind, registers in (
-            ("ld", ", ".join([f"u[{j}]" for j in range(count)] + ["u[7]"])),
-            ("st", ", ".join(["u[7]"] + [f"u[{j}]" for j in range(count)])),
-        )
+        *(f"ldmatrix_x2{trans}(u[0], u[1], u[7])" for trans in ("", "_trans")),
+        *(f"ldmatrix_x4{trans}(u[0], u[1], u[2], u[3], u[7])" for trans in ("", "_trans")),
+        "stmatrix_x4(u[7], u[0], u[1], u[2], u[3])",
     ],
     "mma": [
         f"mma_{kinds}({', '.join(f'{d}[{j}]' for j in range(4))}, u[0], u[1], u[2], u[3], u[4], u[5])"
@@ -107,8 +99,6 @@ CALLS: dict[str, list[str]] = {
         "wgmma_fence()",
         "wgmma_commit()",
         "wgmma_wait<1>()",
-        "fence_register(f[0])",
-        "fence_register(u[0])",
         "order_after(f[0], u[0])",
         "wgmma_wait<0>()",
     ],
@@ -125,9 +115,6 @@ CALLS: dict[str, list[str]] = {
                 f"tma_reduce_add_{rank}d(&map, u[0], {at})",
             )
         ),
-        "bulk_load(u[0], out, 64, u[1])",
-        "bulk_store(out, u[0], 64)",
-        "bulk_reduce_add_f32(out, u[0], 64)",
         "tma_store_commit()",
         "tma_store_wait_read<1>()",
         "tma_store_wait<0>()",
@@ -186,6 +173,37 @@ def test_every_function_is_called_below(piece: str) -> None:
     assert prelude.functions(piece) <= called
 
 
+# Written and compiled, for operations that are not there yet.
+FOR_LATER = {"fence_gpu", "mbarrier_test", "tma_prefetch_descriptor"} | {
+    f"{way}_{kind}x2" for way in ("pack", "unpack") for kind in ("e4m3", "e5m2")
+}
+
+
+def emitted_names() -> list[re.Pattern[str]]:
+    """The words in the strings of the emitters; what an f-string leaves open may be any letters."""
+    package = pathlib.Path(mosaic_gpu.__file__).parent
+    names = set()
+    for path in (*(package / "codegen").glob("*.py"), *(package / "ops").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(
+                part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "\0" for part in parts
+            )
+            if id(node) not in docstrings:
+                names |= {n for n in re.findall(r"[\w\0]+", text) if len(n.replace("\0", "")) > 2}
+    return [re.compile(name.replace("\0", r"\w*")) for name in names]
+
+
+def test_every_function_is_called_by_an_emitter() -> None:
+    names = emitted_names()
+    found = {f for p in prelude.PIECES for f in prelude.functions(p) if any(name.fullmatch(f) for name in names)}
+    every = set().union(*(prelude.functions(piece) for piece in prelude.PIECES))
+    assert every - found <= FOR_LATER
+    assert FOR_LATER <= every
+
+
 def test_every_piece_is_tested() -> None:
     assert {name for name in prelude.PIECES if not re.match("tcgen05_(load|store)_", name)} == set(CALLS)
 
@@ -207,7 +225,7 @@ def test_instructions_reach_the_cubin() -> None:
     compiled = compile_cuda(kernel("tma", CALLS["tma"]), arch="sm_90a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()
     assert (counts["UTMALDG"], counts["UTMASTG"], counts["UTMAREDG"]) == (10, 5, 5)
-    assert counts["UBLKCP"] >= 2 and counts["UBLKRED"] == 1 and counts["UTMACMDFLUSH"] == 1
+    assert counts["UTMACMDFLUSH"] == 1
 
     compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()

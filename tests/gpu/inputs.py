@@ -4,9 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.masks import Causal
 
 MASKS: tuple[Causal, ...] = (False, True, "bottom_right")
@@ -27,17 +25,3 @@ def inputs_of(kind: str, d: int, dtype: Any, s: int, t: int, h: int, h_kv: int, 
     elif kind == "peaked":
         q *= 8
     return [jnp.asarray(x, dtype) for x in (q, k, v)]
-
-
-def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: Causal) -> np.ndarray:
-    """Attention in float32 from the same rounded inputs, P and the result rounded: a kernel may be twice as far off."""
-    group = q.shape[2] // k.shape[2]
-    dtype = q.dtype
-    qf, kf, vf = (np.asarray(x, np.float32) for x in (q, k, v))
-    kf, vf = (np.repeat(x, group, 2).transpose(0, 2, 1, 3) for x in (kf, vf))
-    s = qf.transpose(0, 2, 1, 3) @ kf.transpose(0, 1, 3, 2) * np.float32(q.shape[-1] ** -0.5)
-    s = np.where(reference.visible(q.shape[1], k.shape[1], causal), s, -np.inf)
-    top = s.max(-1, keepdims=True)
-    p = np.exp(s - np.where(np.isfinite(top), top, 0))
-    o = p.astype(dtype).astype(np.float32) @ vf / np.maximum(p.sum(-1, keepdims=True), 1e-30)
-    return o.transpose(0, 2, 1, 3).astype(dtype).astype(np.float32)

@@ -17,7 +17,8 @@ from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.runtime.device import default_arch
-from tests.gpu.inputs import KINDS, MASKS, inputs_of, plain_attention
+from tests.gpu.inputs import KINDS, MASKS, inputs_of
+from tests.support import plain_attention
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":

@@ -18,8 +18,8 @@ from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm90 import matmul as matmul90
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig
 from mosaic_gpu.runtime.device import default_arch
-from tests.gpu.inputs import plain_attention
 from tests.kernels.variants import ATTENTION, MATMUL
+from tests.support import plain_attention
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":

@@ -36,12 +36,14 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if COMPILER is None:
         pytest.skip("no g++")
     folder = tmp_path_factory.mktemp("runtime")
+    (folder / "probe.cpp").write_text("#include <barrier>\nstd::barrier<> probe(1);\n")
+    try:
+        _build(folder / "probe.cpp")
+    except subprocess.CalledProcessError:
+        pytest.skip("g++ without <barrier>, which is of C++20")
     source = folder / "runtime.cpp"
     shutil.copy(HERE / "runtime.cpp", source)
-    try:
-        return ctypes.CDLL(str(_build(source, "-O1")), mode=ctypes.RTLD_GLOBAL)
-    except subprocess.CalledProcessError:
-        pytest.skip("g++ without C++20 barriers")
+    return ctypes.CDLL(str(_build(source, "-O1")), mode=ctypes.RTLD_GLOBAL)
 
 
 @pytest.fixture

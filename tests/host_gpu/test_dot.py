@@ -18,14 +18,11 @@ from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.program import View
 from mosaic_gpu.simulator import simulate
+from tests.support import dtype_of
 
 F32 = jnp.float32
 HIGHEST = lax.Precision.HIGHEST
 EPSILON = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-22, "float64": 2**-50}
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def numbers(dtype: str, *shape: int, seed: int = 3) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -12,13 +11,10 @@ from jax import lax
 import mosaic_gpu as plgpu
 from mosaic_gpu import Layout
 from mosaic_gpu.plan.build import build_plan
+from tests.support import dtype_of
 
 F = jnp.float32
 LAYOUTS = [Layout.WGMMA, Layout.TCGEN05_TMEM_NATIVE, Layout.WG_STRIDED]
-
-
-def dtype_of(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def shape(*dims, dtype=F):

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -17,6 +16,7 @@ from mosaic_gpu import Layout
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
+from tests.support import dtype_of
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -86,10 +86,6 @@ TABLES = {
     **{d: MOVES | ALONG | ADDING | BITS for d in INTS},
     "bool": BOOLS,
 }
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def numbers(dtype: str, *shape: int) -> np.ndarray:

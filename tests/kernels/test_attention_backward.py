@@ -29,13 +29,11 @@ from mosaic_gpu.kernels.sm90.attention_backward_work import Build
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.kernels.tiles import HEAD_DIMS
 from mosaic_gpu.plan.build import build_plan
+from tests import support
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
 NAMES = ("dq", "dk", "dv")
-
-
-def randoms(*shape, dtype=BF, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+randoms = functools.partial(support.randoms, dtype=BF)
 
 
 def check(q, k, v, *, causal=False, scale=None, config=None, deterministic=False, lse_counts=True):

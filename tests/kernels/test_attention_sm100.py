@@ -24,6 +24,8 @@ from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.sm100.attention import AttentionConfig, default_config
 from mosaic_gpu.kernels.tiles import HEAD_DIMS, chunk
 from mosaic_gpu.runtime.device import planning_for
+from tests import support
+from tests.support import plain_attention
 
 BF, F16 = ml_dtypes.bfloat16, np.float16
 SCHEDULES = (
@@ -34,38 +36,21 @@ SCHEDULES = (
     dict(seed=2),
     dict(timing="early", seed=3),
 )
-
-
-def randoms(*shape, dtype=BF, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def plain(q, k, v, causal, scale):
-    """Attention in float32 whose probabilities are rounded to the inputs' type before they meet V."""
-    out = np.zeros((*q.shape[:3], v.shape[3]), np.float32)
-    group = q.shape[2] // k.shape[2]
-    seen = np.arange(k.shape[1])[None] <= np.arange(q.shape[1])[:, None] if causal else True
-    for i, j in np.ndindex(q.shape[0], q.shape[2]):
-        scores = q[i, :, j].astype(np.float32) @ k[i, :, j // group].astype(np.float32).T * np.float32(scale)
-        scores = np.where(seen, scores, -np.inf)
-        p = np.exp(scores - scores.max(1, keepdims=True))
-        rounded = p.astype(q.dtype).astype(np.float32)
-        out[i, :, j] = rounded @ v[i, :, j // group].astype(np.float32) / p.sum(1, keepdims=True)
-    return out.astype(q.dtype)
+randoms = functools.partial(support.randoms, dtype=BF)
 
 
 def check(q, k, v, *, causal, config, scale=None):
     results = attention(*map(jnp.asarray, (q, k, v)), causal=causal, scale=scale, config=config, return_lse=True)
     found = np.asarray(results[0])
     expected, expected_lse = reference.attention(q, k, v, causal=causal, scale=scale)
-    yardstick = plain(q, k, v, causal, q.shape[-1] ** -0.5 if scale is None else scale).astype(np.float64)
+    yardstick = plain_attention(q, k, v, causal, scale).astype(np.float64)
     rms = np.sqrt(np.mean(expected**2))
     allowed = max(2 * np.sqrt(np.mean((yardstick - expected) ** 2)), 1e-3 * rms)
     error = np.sqrt(np.mean((found.astype(np.float64) - expected) ** 2))
     assert found.shape == (*q.shape[:3], v.shape[3]) and found.dtype == q.dtype
     assert error <= allowed, f"rms error {error:.2e}, allowed {allowed:.2e}"
     assert np.abs(found.astype(np.float64) - expected).max() <= 0.05 * np.abs(expected).max(), "no element is far off"
-    np.testing.assert_allclose(np.asarray(results[1]), expected_lse, rtol=1e-3, atol=2e-3)
+    np.testing.assert_allclose(np.asarray(results[1]), expected_lse, rtol=1e-5, atol=1e-4)
     return found
 
 

@@ -15,8 +15,10 @@ from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.sm90.matmul import MatmulConfig, matmul
 from mosaic_gpu.kernels.sm100 import matmul as sm100
+from tests import support
 
 SMALL = MatmulConfig(block_n=64, num_stages=2)
+randoms = functools.partial(support.randoms, dtype=ml_dtypes.bfloat16)
 
 
 @pytest.fixture
@@ -26,10 +28,6 @@ def plan_of(kernel_plan):
         return kernel_plan(functools.partial(matmul, config=c), a, b)
 
     return make
-
-
-def randoms(*shape, dtype=ml_dtypes.bfloat16, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.sm100 import matmul as module
 from mosaic_gpu.kernels.sm100.matmul import MatmulConfig, matmul, scaled_matmul
+from tests import support
 
 BF, F16, E4, E5 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 SMALL = MatmulConfig(tile_n=64, num_slots=2)
@@ -32,6 +33,7 @@ SCHEDULES = (
     dict(seed=2),
     dict(timing="early", seed=3),
 )
+randoms = functools.partial(support.randoms, dtype=BF)
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +41,6 @@ def four_multiprocessors():
     """So that a block walks over several tiles, and both accumulators come round again."""
     with mock.patch.object(module, "multiprocessors", lambda: 4):
         yield
-
-
-def randoms(*shape, dtype=BF, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def check(a, b, config):

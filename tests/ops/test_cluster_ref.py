@@ -14,6 +14,7 @@ from mosaic_gpu.errors import OutOfBounds, Race, UninitializedRead, UnsupportedC
 from mosaic_gpu.plan.accesses import shared_accesses
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import SimulatorParams, simulate
+from tests.support import out
 
 F, BF = np.float32, jnp.bfloat16
 PARAMS = [dict(), dict(timing="early"), dict(shadow="bytes"), *(dict(seed=s) for s in range(1, 9))]
@@ -24,10 +25,6 @@ TILE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 def planned(body, out, *arrays, arch="sm_90a", cluster=(2,), names=("c",), **options):
     kernel = plgpu.kernel(body, out, cluster=cluster, cluster_names=names, **options)
     return build_plan(kernel.program(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)), arch)
-
-
-def out(*shape, dtype=F):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def given(*shape, dtype=F):

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -25,6 +24,7 @@ from mosaic_gpu.ops.elementwise import ELEMENTWISE, ROWS, in_type
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.program import walk
 from mosaic_gpu.simulator import simulate
+from tests.support import dtype_of
 
 M, N = 64, 8
 COMPARISONS: dict[str, Callable[..., Any]] = {n: getattr(lax, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -140,10 +140,6 @@ CASES += [pytest.param(n, True) for n in ("float32", "bfloat16", "int32", "bool"
 
 # XLA's own forms of these round to the narrow type in between; ours are computed in float32.
 ROUNDED_BETWEEN = ("exp2", "acosh", "asinh", "to_power_11")
-
-
-def dtype_of(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def inputs(name: str) -> tuple[np.ndarray, np.ndarray]:

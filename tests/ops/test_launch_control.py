@@ -13,6 +13,7 @@ from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import Deadlock, IllegalInstruction, Race, UninitializedRead, UnsupportedCall
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import SimulatorParams, simulate
+from tests.support import out
 
 F = np.float32
 PARAMS = [dict(), dict(timing="early"), dict(shadow="bytes"), *(dict(seed=s) for s in range(1, 9))]
@@ -21,10 +22,6 @@ PARAMS = [dict(), dict(timing="early"), dict(shadow="bytes"), *(dict(seed=s) for
 def planned(body, out, *arrays, arch="sm_100a", **options):
     kernel = plgpu.kernel(body, out, compiler_params=plgpu.CompilerParams(arch="sm_100a"), **options)
     return build_plan(kernel.program(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)), arch)
-
-
-def out(*shape, dtype=F):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def doubled(threads=1, grid=(5,), carry=False):
@@ -117,8 +114,11 @@ def by_hand(*, wait=True, empty=True, again=False, answers=2):
 
 
 def test_by_hand():
+    """Each place is computed once; a block counts its places from 0, so no number is there more often than the one below it."""
     for params in PARAMS:
-        simulate(by_hand(), [], SimulatorParams(**params))
+        (places,) = simulate(by_hand(), [], SimulatorParams(**params))
+        numbers = np.bincount(places, minlength=4)  # what nobody has written is negative, and raises
+        assert numbers.sum() == 4 and (np.diff(numbers) <= 0).all(), places
 
 
 def test_mistakes():

@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -18,13 +17,10 @@ from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
+from tests.support import dtype_of
 
 F = jnp.float32
 LAYOUTS = [Layout.WGMMA, Layout.TCGEN05_TMEM_NATIVE, Layout.WG_STRIDED]
-
-
-def dtype_of(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def plan_of(body, outs, *arrays, arch="sm_90a", **options):

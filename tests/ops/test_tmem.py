@@ -12,7 +12,6 @@ import pytest
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.emitter import emit
-from mosaic_gpu.codegen.encodings import transfer_cell
 from mosaic_gpu.codegen.nvrtc import compile_cuda
 from mosaic_gpu.errors import OutOfBounds
 from mosaic_gpu.layouts.registers import Layout
@@ -46,6 +45,19 @@ def run(body, *arrays, out, scratch, arch="sm_100a", compile_for=ARCHES, **optio
         for a, b in zip(first, simulate(plan, arrays, params), strict=True):
             assert a.tobytes() == b.tobytes()
     return first
+
+
+def transfer_cell(shape: str, lane: int, register: int) -> tuple[int, int]:
+    """(tensor memory lane from the first of the transfer, column) that a lane's register holds."""
+    t, r = lane, register
+    if shape == "32x32b":
+        return t, r
+    if shape == "16x64b":
+        return 8 * (t % 2) + t // 4, t // 2 % 2 + 2 * r
+    if shape == "16x128b":
+        return t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)
+    assert shape == "16x256b", shape
+    return t // 4 + 8 * (r // 2 % 2), 2 * (t % 4) + r % 2 + 8 * (r // 4)
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def cute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         patch.setenv("CUTE_DSL_CACHE_DIR", str(folder))
         patch.setenv("CUTE_DSL_NO_CACHE", "1")
         patch.setenv("CUTE_DSL_ARCH", "sm_100a")
-        try:
-            import cutlass.cute  # noqa: F401
-        except (ImportError, OSError) as e:
-            pytest.skip(f"nvidia-cutlass-dsl, the oracle, is not importable here (no wheel for every Python): {e}")
+        if importlib.util.find_spec("cutlass") is None:
+            pytest.skip("nvidia-cutlass-dsl, the oracle, is not installed: `make install` does where it has a wheel")
+        import cutlass.cute  # noqa: F401  # where it is installed and broken, that is an error
+
         yield _load("cute_kernels")
 
 

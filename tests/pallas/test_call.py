@@ -15,6 +15,7 @@ import pytest
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import Race, UnsupportedCall, UnsupportedPrimitive
 from mosaic_gpu.pallas import lowering
+from tests.support import out
 
 F = jnp.float32
 BOTH = pytest.mark.parametrize("interpret", [True, plgpu.SimulatorParams()], ids=["xla", "simulator"])
@@ -22,10 +23,6 @@ BOTH = pytest.mark.parametrize("interpret", [True, plgpu.SimulatorParams()], ids
 
 def numbers(*shape, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).integers(-8, 8, shape).astype(dtype)
-
-
-def out(*shape, dtype=F):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 X = numbers(128, 256)

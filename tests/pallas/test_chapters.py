@@ -12,6 +12,7 @@ import pytest
 import mosaic_gpu as pl
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from tests.support import out
 
 F = jnp.float32
 BOTH = pytest.mark.parametrize("interpret", [True, False], ids=["xla", "simulator"])
@@ -19,10 +20,6 @@ BOTH = pytest.mark.parametrize("interpret", [True, False], ids=["xla", "simulato
 
 def numbers(*shape, seed=0, dtype=F):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
-
-
-def out(*shape, dtype=F):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 # ---- Quickstart -----------------------------------------------------------------------------------------------------------

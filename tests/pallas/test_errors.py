@@ -9,13 +9,10 @@ import pytest
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import UnsupportedCall
+from tests.support import out
 
 F = jnp.float32
 X = np.ones((64, 128), np.float32)
-
-
-def out(*shape, dtype=F):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def copy(x, o):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import Race, UnsupportedCall
+from tests.support import out
 
 F = jnp.float32
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -19,10 +19,6 @@ SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 def numbers(*shape, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).integers(-8, 8, shape).astype(dtype)
-
-
-def out(*shape, dtype=F):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def streamed(body, in_specs, out_specs, out_type, grid, *arrays, timing="late", **options):

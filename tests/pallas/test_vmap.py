@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
+from tests.support import out
 
 F = jnp.float32
 BOTH = pytest.mark.parametrize("interpret", [True, False], ids=["xla", "simulator"])
@@ -17,10 +18,6 @@ BOTH = pytest.mark.parametrize("interpret", [True, False], ids=["xla", "simulato
 
 def numbers(*shape, seed=0):
     return np.random.default_rng(seed).integers(-8, 8, shape).astype(np.float32)
-
-
-def out(*shape):
-    return jax.ShapeDtypeStruct(shape, F)
 
 
 def kernel(x, y, o):

@@ -82,10 +82,6 @@ def f32(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def tiled(rows: int = 8, dtype: Any = BF16) -> tuple[Any, ...]:
-    return plgpu.TilingTransform((rows, 128 // np.dtype(dtype).itemsize)), plgpu.SwizzleTransform(128)
-
-
 def block_of(warpgroups: int = 1, arch: str = "sm_90a") -> dict[str, Any]:
     threads: dict[str, Any] = dict(num_threads=warpgroups, thread_name="wg") if warpgroups > 1 else {}
     return dict(compiler_params=plgpu.CompilerParams(arch=arch), **threads)

@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 import mosaic_gpu as plgpu
+from tests.support import tiled
 
-from .cases import BF16, block_of, f32, maker, random, tiled
+from .cases import BF16, block_of, f32, maker, random
 
 
 @maker
@@ -96,7 +97,7 @@ def cluster(k_steps: int = 5) -> Any:
         body,
         jax.ShapeDtypeStruct((128, 64), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(64)),
+            plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(rows=64)),
             plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled()),
             plgpu.Barrier(num_arrivals=2, num_barriers=2),
             plgpu.ClusterBarrier(collective_axes="pair", num_barriers=2),
@@ -173,9 +174,9 @@ def persistent(tiles: int = 5, k_steps: int = 3, stages: int = 2) -> Any:
         body,
         jax.ShapeDtypeStruct((64 * tiles, 64), jnp.bfloat16),
         scratch_types=[
-            plgpu.SMEM((stages, 64, 64), jnp.bfloat16, transforms=tiled(64)),
-            plgpu.SMEM((stages, 64, 64), jnp.bfloat16, transforms=tiled(64)),
-            plgpu.SMEM((64, 64), jnp.bfloat16, transforms=tiled(64)),
+            plgpu.SMEM((stages, 64, 64), jnp.bfloat16, transforms=tiled(rows=64)),
+            plgpu.SMEM((stages, 64, 64), jnp.bfloat16, transforms=tiled(rows=64)),
+            plgpu.SMEM((64, 64), jnp.bfloat16, transforms=tiled(rows=64)),
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
             plgpu.Barrier(num_barriers=stages),
         ],
@@ -281,7 +282,7 @@ def staged(k_steps: int = 5) -> Any:
         body,
         jax.ShapeDtypeStruct((64, 64), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(64)),
+            plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(rows=64)),
             plgpu.Barrier(num_barriers=2),
             plgpu.Barrier(num_barriers=2),
         ],
@@ -475,9 +476,9 @@ def sm100_tiles(tiles: int = 3, k_steps: int = 3) -> Any:
         body,
         jax.ShapeDtypeStruct((128 * tiles, 64), jnp.bfloat16),
         scratch_types=[
-            plgpu.SMEM((2, 128, 64), jnp.bfloat16, transforms=tiled(128)),
-            plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(64)),
-            plgpu.SMEM((128, 64), jnp.bfloat16, transforms=tiled(128)),
+            plgpu.SMEM((2, 128, 64), jnp.bfloat16, transforms=tiled(rows=128)),
+            plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=tiled(rows=64)),
+            plgpu.SMEM((128, 64), jnp.bfloat16, transforms=tiled(rows=128)),
             plgpu.TMEM((128, 64), jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=2),
             plgpu.Barrier(num_barriers=2),

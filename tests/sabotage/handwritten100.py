@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 import mosaic_gpu as plgpu
+from tests.support import tiled
 
-from .cases import BF16, block_of, f32, maker, random, tiled
+from .cases import BF16, block_of, f32, maker, random
 
 
 @maker
@@ -85,8 +86,8 @@ def sm100_staged(tiles: int = 2, k_steps: int = 3, handback: str = "barrier") ->
         body,
         jax.ShapeDtypeStruct((128 * tiles, 64), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(128)),
-            plgpu.SMEM((2, 64, 64), BF16, transforms=tiled(64)),
+            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(rows=128)),
+            plgpu.SMEM((2, 64, 64), BF16, transforms=tiled(rows=64)),
             plgpu.TMEM((128, 64), jnp.float32),
             plgpu.Barrier(num_barriers=2),
             plgpu.Barrier(num_barriers=2),

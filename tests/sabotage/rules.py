@@ -64,6 +64,8 @@ UNWRITABLE = {
     "F18 to F22": "allocation is the compiler's, and so is the choice of a collector",
     "G3": "no barrier of the whole block in the language",
     "G4, G5": "the cluster's barriers at start and end are the compiler's",
-    "G6, G9": "no dependent launches; election is the compiler's",
+    "G6": "no kernel here is launched early; the plan refuses what comes before griddepcontrol_wait "
+    "(tests/ops/test_grid_dependency.py)",
+    "G9": "election is the compiler's",
     "G7": "no kernel here takes others' places over; tests/ops/test_launch_control.py breaks it",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 
 from .defects import SABOTAGES
@@ -22,6 +23,11 @@ def unwritable() -> set[str]:
             else:
                 out |= {f"{match[1]}{i}" for i in range(int(match[2]), int(last[1:]) + 1)}
     return out
+
+
+def test_the_page_has_the_reasons() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "sabotage.md"
+    assert all(f"| {rule} | {why} |\n" in page.read_text() for rule, why in UNWRITABLE.items())
 
 
 def test_every_rule_is_broken_or_cannot_be() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import pathlib
 import re
@@ -23,15 +24,13 @@ from mosaic_gpu.kernels.sm100 import matmul as matmul100
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Plan
 from mosaic_gpu.simulator import SimulatorParams, simulate
+from tests import support
 
 BF16 = ml_dtypes.bfloat16
 ROOT = pathlib.Path(__file__).parents[2]
 SEEDS = 20
 Call = tuple[Plan, list[np.ndarray]]
-
-
-def randoms(*shape: int, dtype: Any = BF16, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+randoms = functools.partial(support.randoms, dtype=BF16)
 
 
 def planned(arch: str, function: Callable[..., Any], *args: np.ndarray) -> Call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +13,9 @@ import pytest
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import BarrierMisuse, Deadlock, IllegalInstruction, Leak, OutOfBounds, Race, UninitializedRead
 from mosaic_gpu.simulator import UnwrittenOutput, simulate
+from tests.support import out, randoms, tiled
 
 BF16 = ml_dtypes.bfloat16
-
-
-def out(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def tiled(dtype: Any) -> tuple[Any, ...]:
-    return plgpu.TilingTransform((8, 128 // np.dtype(dtype).itemsize)), plgpu.SwizzleTransform(128)
 
 
 def pipeline(*, arrive: bool = True, wait_empty: bool = True, arrivals: int = 1, wait_full: bool = True):

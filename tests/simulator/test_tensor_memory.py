@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -12,20 +10,9 @@ import pytest
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import BarrierMisuse, Leak, Race, UninitializedRead
+from tests.support import out, randoms, tiled
 
 BF16 = ml_dtypes.bfloat16
-
-
-def out(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def tiled(dtype: Any) -> tuple[Any, ...]:
-    return plgpu.TilingTransform((8, 128 // np.dtype(dtype).itemsize)), plgpu.SwizzleTransform(128)
 
 
 def blackwell(

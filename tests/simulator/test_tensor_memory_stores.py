@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import ml_dtypes
@@ -12,17 +11,12 @@ import pytest
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import BarrierMisuse, Deadlock, IllegalInstruction, Leak, Race, UninitializedRead
+from tests import support
+from tests.support import tiled
 
 BF16 = ml_dtypes.bfloat16
 F32 = np.float32
-
-
-def randoms(*shape: int, dtype: Any = BF16, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def tiled() -> tuple[Any, ...]:
-    return plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+randoms = functools.partial(support.randoms, dtype=BF16)
 
 
 def there_and_back(*, commit=True, wait=True, last=True):

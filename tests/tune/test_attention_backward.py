@@ -89,7 +89,7 @@ def test_the_judge_agrees_with_the_reference(causal):
 
 def test_inputs_belong_together(monkeypatch):
     """Also those that timings rotate through: the output is that of q, k and v."""
-    monkeypatch.setattr("mosaic_gpu.tune.measure.MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     for q, k, v, out, lse, _ in input_sets(TUNABLE, SMALL, 3):
         plain, plain_lse = plain_forward(q, k, v, SMALL.causal, 0.25)
         np.testing.assert_array_equal(np.asarray(out), np.asarray(plain))
@@ -97,7 +97,7 @@ def test_inputs_belong_together(monkeypatch):
 
 
 def test_measured_in_the_simulator(monkeypatch):
-    monkeypatch.setattr("mosaic_gpu.tune.measure.MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     monkeypatch.setattr("mosaic_gpu.tune.measure.timed", lambda run, calls, repeats, stop_above: [1e-3] * repeats)
     timer = GpuTimer(TUNABLE, SMALL, 5)
     found = timer.measure(TUNABLE.default(SMALL))

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch, fakes):
     """The user's folder, on a machine whose GPU is the simulator: it is judged there as on a GPU, and slowly."""
     (tmp_path / "my_kernels.py").write_text(CODE)
     (tmp_path / "timers.py").write_text(
-        "import mosaic_gpu.tune.measure as m\nm.MOST_SETS = 2\nm.AT_LEAST = 1e-3\n"
+        "import mosaic_gpu.bench.protocols as p\nimport mosaic_gpu.tune.measure as m\np.MOST_SETS = 2\nm.AT_LEAST = 1e-3\n"
         "def make(tunable, w, arch, seed): return m.GpuTimer(tunable, w, seed)\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def here(tmp_path, monkeypatch, fakes):
     monkeypatch.setattr(tune_module, "machine", lambda: machine)
     monkeypatch.setattr(bench, "device_for", lambda kernel: JaxDevice(0.0))
     monkeypatch.setattr(device, "device_key", lambda: "nvidia_h200")
-    monkeypatch.setattr("mosaic_gpu.tune.measure.MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     monkeypatch.setattr("mosaic_gpu.bench.protocols.HOST_SECONDS", 1e-3)
     monkeypatch.setattr("mosaic_gpu.bench.jax_providers.overhead_seconds", lambda: 1e-6)
     return tmp_path

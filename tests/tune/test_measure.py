@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mosaic_gpu.bench.protocols import sets_for
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.tune import space
 from mosaic_gpu.tune.accuracy import FLOOR, Judge, plain_attention
 from mosaic_gpu.tune.chip import B200, B300, H200
-from mosaic_gpu.tune.measure import AttentionBench, GpuTimer, input_sets, random_inputs, sets_for, timed
+from mosaic_gpu.tune.measure import AttentionBench, GpuTimer, input_sets, random_inputs, timed
 from mosaic_gpu.tune.space import points
 from mosaic_gpu.tune.tunable import find_tunable
 from mosaic_gpu.tune.workload import Attention, Matmul
@@ -180,7 +181,7 @@ def test_timing_counts_calls_and_stops_what_cannot_win():
 
 @pytest.fixture
 def few_sets(monkeypatch):
-    monkeypatch.setattr("mosaic_gpu.tune.measure.MOST_SETS", 2)
+    monkeypatch.setattr("mosaic_gpu.bench.protocols.MOST_SETS", 2)
     monkeypatch.setattr("mosaic_gpu.tune.measure.timed", lambda run, calls, repeats, stop_above: [1e-3] * repeats)
 
 

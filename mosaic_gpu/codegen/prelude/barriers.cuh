@@ -10,22 +10,9 @@ DI void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;
 
 DI void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-DI u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 // What `p` in this block's shared memory is in that of block `cta_rank`.
 DI unsigned char* shared_of_block(unsigned char* p, u32 cta_rank) {
   unsigned char* remote;
   asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(p), "r"(cta_rank));
-  return remote;
-}
-
-// Shared address, in the cluster's window, of what `address` is in block `cta_rank`.
-DI u32 cluster_address(u32 address, u32 cta_rank) {
-  u32 remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta_rank));
   return remote;
 }

@@ -23,12 +23,6 @@ DI int here(int value) {
   return value;
 }
 
-DI int lane_index() {
-  u32 lane;
-  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return (int)lane;
-}
-
 // True in one lane of a converged warp, always the same lane.
 DI bool elect_one() {
   u32 elected;

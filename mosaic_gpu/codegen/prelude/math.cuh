@@ -103,40 +103,9 @@ DI float exp2_fma(float x) {
   return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-// As good as exp2_approx for normal results, and right for denormal ones.
-DI float exp2_full(float x) {
-  float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 DI float log2_approx(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DI float log2_full(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DI float rcp_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DI float rsqrt_approx(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DI float sqrt_approx(float x) {
-  float y;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -146,19 +115,7 @@ DI float tanh_approx(float x) {
   return y;
 }
 
-// ---- larger and smaller: the plain ones return the other operand where one is NaN, the `_nan` ones return NaN
-
-DI float max_plain(float a, float b) {
-  float y;
-  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-
-DI float min_plain(float a, float b) {
-  float y;
-  asm("min.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
+// ---- larger and smaller: NaN where one of the two is
 
 DI float max_nan(float a, float b) {
   float y;
@@ -174,12 +131,7 @@ DI float min_nan(float a, float b) {
 
 // ---- integers
 
-DI int ceil_div(int a, int b) { return (a + b - 1) / b; }
 DI u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
 DI u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
 DI int max_int(int a, int b) { return a > b ? a : b; }
 DI int min_int(int a, int b) { return a < b ? a : b; }
-
-// Division that rounds down, and the remainder that has the divisor's sign, as in Python.
-DI int floor_div(int a, int b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
-DI int floor_mod(int a, int b) { return a - b * floor_div(a, b); }

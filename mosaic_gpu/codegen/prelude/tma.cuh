@@ -173,26 +173,6 @@ DI void tma_reduce_add_5d(const TensorMap* map, u32 source, int c0, int c1, int 
       : "memory");
 }
 
-// ---- plain runs of bytes, without a map: addresses and sizes are multiples of 16
-
-DI void bulk_load(u32 destination, const void* source, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
-               "l"((u64)source), "r"(bytes), "r"(bar)
-               : "memory");
-}
-
-DI void bulk_store(void* destination, u32 source, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"((u64)destination), "r"(source),
-               "r"(bytes)
-               : "memory");
-}
-
-DI void bulk_reduce_add_f32(void* destination, u32 source, u32 bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"((u64)destination),
-               "r"(source), "r"(bytes)
-               : "memory");
-}
-
 // ---- groups of stores
 
 DI void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -11,10 +11,6 @@ DI void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Pins a value here for the C++ compiler, which then moves no use of it across. Costs no instruction.
-DI void fence_register(float& value) { asm volatile("" : "+f"(value)::"memory"); }
-DI void fence_register(u32& value) { asm volatile("" : "+r"(value)::"memory"); }
-
 // ptxas moves waits ahead of arithmetic, but not ahead of an access to a barrier. This one depends on `value`, the result of
 // an addition, and never happens: an addition makes no NaN with these bits.
 DI void order_after(float value, u32 bar) {
