@@ -262,12 +262,7 @@ class MemoryEmitter(ValueEmitter):
         assert isinstance(x, Value)
         name = f"g{self.fresh()}"
         self._thread_coordinates(name, layout, view)
-        replicas = [
-            f"{index} / {below} % {d.size} == 0"
-            for index, digits in (("lane", layout.lane), ("warp", layout.warp))
-            for below, d in _with_below(digits)
-            if d.dim is None and d.size > 1
-        ]
+        replicas = self.first_holder(layout)
         width = global_vector(layout, view, x.dtype)
         last = len(view.dims) - 1
         along = view.kept.index(last) if last in view.kept else None  # neighbours in memory
@@ -295,6 +290,16 @@ class MemoryEmitter(ValueEmitter):
                 shift = layout.register_part(i)[along] * view.dims[last].stride if along is not None else 0
                 there = test if along is None else f"{test} && {shift} < {name}_left"
                 self._global_move(x, i, width, f"{pointer} + {shift}", there, store)
+
+    @staticmethod
+    def first_holder(layout: RegisterLayout) -> list[str]:
+        """Tests that this thread is the first of those that hold the same elements."""
+        return [
+            f"{index} / {below} % {d.size} == 0"
+            for index, digits in (("lane", layout.lane), ("warp", layout.warp))
+            for below, d in _with_below(digits)
+            if d.dim is None and d.size > 1
+        ]
 
     def _global_move(self, x: Value, i: int, width: int, place: str, test: str, store: bool) -> None:
         """Move `width` registers of `x` from index i on, where `test` says that they lie inside the array; else load zeros."""
@@ -331,6 +336,14 @@ class MemoryEmitter(ValueEmitter):
                 for issue in copy.issues[r * share : (r + 1) * share]:
                     address, where = self._shared_address(copy, issue.shared), self._coordinates(issue)
                     self.line(f"tma_load_multicast_{rank}d({address}, &map{copy.map}, {bar}, {where}, {mask});")
+
+    def tma_prefetch(self, copy: TmaCopy) -> None:
+        rank, share = len(self.plan.maps[copy.map].dims), len(copy.issues) // copy.parts
+        part = self.multicast(copy.multicast)[0] if copy.parts > 1 else ""
+        for r in range(copy.parts):
+            with self.block(f"if ({part} == {r})" if part else ""):
+                for issue in copy.issues[r * share : (r + 1) * share]:
+                    self.line(f"tma_prefetch_{rank}d(&map{copy.map}, {self._coordinates(issue)});")
 
     def tma_load_pair(self, copy: TmaCopy, use: Any, leader: str) -> None:
         """A block's half of a pair's tile; the barrier of the pair's first block expects both halves."""

@@ -39,11 +39,13 @@ CALLS: dict[str, list[str]] = {
         "mbarrier_wait(u[0], 0)",
         "mbarrier_wait(u[0], 1)",
         "u[1] += mbarrier_test(u[0], 0)",
+        "u[2] += mbarrier_test_cluster(u[0], 1)",
         "mbarrier_invalidate(u[0])",
     ],
     "barriers": [
         "named_barrier_sync(3, 128)",
         "named_barrier_arrive(i[0], 128)",
+        "u[3] += named_barrier_any(4, 128, i[0] > 3)",
         "cluster_arrive()",
         "cluster_wait()",
         "u[0] = cluster_rank()",
@@ -56,6 +58,31 @@ CALLS: dict[str, list[str]] = {
         "fence_proxy_async()",
         "fence_cluster()",
         "fence_gpu()",
+    ],
+    "delay": ["delay(i[0])", "wide += nanoseconds()"],
+    "semaphores": [
+        "semaphore_fence()",
+        "semaphore_fence_sys()",
+        "semaphore_add((int*)out, i[0])",
+        "semaphore_add_sys((int*)out, i[1])",
+        "i[0] = semaphore_read((int*)out)",
+        "i[1] = semaphore_exchange((int*)out, i[0], 3)",
+        "semaphore_wait((int*)out, i[2])",
+        "semaphore_take((int*)out, 4)",
+    ],
+    "atomics": [
+        f"red_{kind}_{dtype}(({c}*)out, ({c}){value})"
+        for dtype, c, value, kinds in (
+            ("int32", "int", "i[0]", ("add", "max", "min", "and", "or", "xor")),
+            ("uint32", "u32", "u[0]", ("add", "max", "min", "and", "or", "xor")),
+            ("int64", "long long", "i[1]", ("add", "max", "min", "and", "or", "xor")),
+            ("uint64", "u64", "u[1]", ("add", "max", "min", "and", "or", "xor")),
+            ("float32", "float", "f[0]", ("add",)),
+            ("float64", "double", "f[1]", ("add",)),
+            ("float16", "u16", "h[0]", ("add",)),
+            ("bfloat16", "u16", "h[1]", ("add",)),
+        )
+        for kind in kinds
     ],
     "griddep": ["griddepcontrol_wait()", "griddepcontrol_launch_dependents()"],
     "registers": ["set_max_registers_decrease<40>()", "set_max_registers_increase<160>()"],
@@ -123,6 +150,7 @@ CALLS: dict[str, list[str]] = {
                 f"tma_load_multicast_{rank}d(u[0], &map, u[1], {at}, h[0])",
                 f"tma_store_{rank}d(&map, u[0], {at})",
                 f"tma_reduce_add_{rank}d(&map, u[0], {at})",
+                f"tma_prefetch_{rank}d(&map, {at})",
             )
         ),
         "bulk_load(u[0], out, 64, u[1])",
