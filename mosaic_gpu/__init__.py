@@ -4,15 +4,19 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, when, loop, when_any_in_warp, warp_map, core_map, WarpMesh
+- kernels: kernel, CompilerParams, run_scoped, when, loop, when_any_in_warp, warp_map, core_map, WarpMesh, inline_mgpu
 - numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
-- copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem, commit_smem
-- barriers: barrier_arrive, barrier_wait, named_barrier_arrive, named_barrier_sync
-- tensor cores: wgmma, wgmma_wait, tcgen05_mma, tcgen05_commit_arrive
+- copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, commit_smem_to_gmem_group, wait_smem_to_gmem, commit_smem
+- the cache: async_prefetch
+- barriers: barrier_arrive, barrier_wait, barrier_arrive_and_wait, barrier_test, delay, named_barrier_arrive, named_barrier_sync
+- semaphores: SemaphoreType, get_global, semaphore_signal, semaphore_wait, semaphore_read
+- several semaphores: SemaphoreSignal, semaphore_signal_parallel, semaphore_signal_multicast
+- tensor cores: wgmma, wgmma_wait, mma, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_scales_to_tmem, TMEMLayout
 - cluster launch control: dynamic_scheduling_loop, NDLoopInfo, try_cluster_cancel, query_cluster_cancel, TryClusterCancelResult
-- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, to_fragments, from_fragments
+- registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, store, to_fragments, from_fragments
+- global memory by many threads at once: atomic_add, atomic_max, atomic_min, atomic_and, atomic_or, atomic_xor
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - looking inside: debug_print, debug_check, print_layout
 - grids of blocks: pallas_call, emit_pipeline, GridSpec, PrefetchScalarGridSpec, CostEstimate
@@ -37,21 +41,70 @@ __version__ = "0.1.0"
 _WHERE = {
     "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop"),
     "frontend.kernel": ("kernel",),
-    "frontend.loops": ("WarpMesh", "cdiv", "core_map", "div", "ds", "loop", "rem", "run_scoped", "warp_map", "when"),
+    "frontend.loops": (
+        "WarpMesh",
+        "cdiv",
+        "core_map",
+        "div",
+        "ds",
+        "get_global",
+        "inline_mgpu",
+        "loop",
+        "rem",
+        "run_scoped",
+        "warp_map",
+        "when",
+    ),
     "frontend.peers": ("cluster_ref",),
-    "frontend.memory": ("ACC", "Barrier", "ClusterBarrier", "GMEM", "NamedBarrier", "RefUnion", "SMEM", "TMEM"),
+    "frontend.memory": (
+        "ACC",
+        "Barrier",
+        "ClusterBarrier",
+        "GMEM",
+        "NamedBarrier",
+        "RefUnion",
+        "SMEM",
+        "SemaphoreType",
+        "TMEM",
+    ),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
-    "ops.barriers": ("barrier_arrive", "barrier_wait", "named_barrier_arrive", "named_barrier_sync"),
-    "ops.copies": ("CopyPartition", "commit_smem", "copy_gmem_to_smem", "copy_smem_to_gmem", "wait_smem_to_gmem"),
+    "ops.atomics": ("atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"),
+    "ops.barriers": (
+        "barrier_arrive",
+        "barrier_arrive_and_wait",
+        "barrier_test",
+        "barrier_wait",
+        "named_barrier_arrive",
+        "named_barrier_sync",
+    ),
+    "ops.copies": (
+        "CopyPartition",
+        "async_prefetch",
+        "commit_smem",
+        "commit_smem_to_gmem_group",
+        "copy_gmem_to_smem",
+        "copy_smem_to_gmem",
+        "wait_smem_to_gmem",
+    ),
     "ops.debug": ("debug_check", "debug_print", "print_layout"),
+    "ops.delay": ("delay",),
+    "ops.dot": ("mma",),
     "ops.exp2": ("exp2_fma",),
     "ops.fragments": ("from_fragments", "to_fragments"),
     "ops.grid_dependency": ("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.launch_control": ("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
-    "ops.refs": ("load",),
+    "ops.refs": ("load", "store"),
     "ops.registers": ("layout_cast", "set_max_registers"),
+    "ops.semaphores": (
+        "SemaphoreSignal",
+        "semaphore_read",
+        "semaphore_signal",
+        "semaphore_signal_multicast",
+        "semaphore_signal_parallel",
+        "semaphore_wait",
+    ),
     "ops.shapes": ("broadcasted_iota",),
     "layouts.tmem": ("TMEMLayout",),
     "ops.tcgen05": ("tcgen05_commit_arrive", "tcgen05_mma"),
@@ -122,6 +175,8 @@ if TYPE_CHECKING:
     from .frontend.loops import core_map as core_map
     from .frontend.loops import div as div
     from .frontend.loops import ds as ds
+    from .frontend.loops import get_global as get_global
+    from .frontend.loops import inline_mgpu as inline_mgpu
     from .frontend.loops import loop as loop
     from .frontend.loops import rem as rem
     from .frontend.loops import run_scoped as run_scoped
@@ -135,22 +190,35 @@ if TYPE_CHECKING:
     from .frontend.memory import ClusterBarrier as ClusterBarrier
     from .frontend.memory import NamedBarrier as NamedBarrier
     from .frontend.memory import RefUnion as RefUnion
+    from .frontend.memory import SemaphoreType as SemaphoreType
     from .frontend.peers import cluster_ref as cluster_ref
     from .layouts.registers import Layout as Layout
     from .memory import SwizzleTransform as SwizzleTransform
     from .memory import TilingTransform as TilingTransform
+    from .ops.atomics import atomic_add as atomic_add
+    from .ops.atomics import atomic_and as atomic_and
+    from .ops.atomics import atomic_max as atomic_max
+    from .ops.atomics import atomic_min as atomic_min
+    from .ops.atomics import atomic_or as atomic_or
+    from .ops.atomics import atomic_xor as atomic_xor
     from .ops.barriers import barrier_arrive as barrier_arrive
+    from .ops.barriers import barrier_arrive_and_wait as barrier_arrive_and_wait
+    from .ops.barriers import barrier_test as barrier_test
     from .ops.barriers import barrier_wait as barrier_wait
     from .ops.barriers import named_barrier_arrive as named_barrier_arrive
     from .ops.barriers import named_barrier_sync as named_barrier_sync
     from .ops.copies import CopyPartition as CopyPartition
+    from .ops.copies import async_prefetch as async_prefetch
     from .ops.copies import commit_smem as commit_smem
+    from .ops.copies import commit_smem_to_gmem_group as commit_smem_to_gmem_group
     from .ops.copies import copy_gmem_to_smem as copy_gmem_to_smem
     from .ops.copies import copy_smem_to_gmem as copy_smem_to_gmem
     from .ops.copies import wait_smem_to_gmem as wait_smem_to_gmem
     from .ops.debug import debug_check as debug_check
     from .ops.debug import debug_print as debug_print
     from .ops.debug import print_layout as print_layout
+    from .ops.delay import delay as delay
+    from .ops.dot import mma as mma
     from .ops.exp2 import exp2_fma as exp2_fma
     from .ops.fragments import from_fragments as from_fragments
     from .ops.fragments import to_fragments as to_fragments
@@ -163,8 +231,15 @@ if TYPE_CHECKING:
     from .ops.launch_control import query_cluster_cancel as query_cluster_cancel
     from .ops.launch_control import try_cluster_cancel as try_cluster_cancel
     from .ops.refs import load as load
+    from .ops.refs import store as store
     from .ops.registers import layout_cast as layout_cast
     from .ops.registers import set_max_registers as set_max_registers
+    from .ops.semaphores import SemaphoreSignal as SemaphoreSignal
+    from .ops.semaphores import semaphore_read as semaphore_read
+    from .ops.semaphores import semaphore_signal as semaphore_signal
+    from .ops.semaphores import semaphore_signal_multicast as semaphore_signal_multicast
+    from .ops.semaphores import semaphore_signal_parallel as semaphore_signal_parallel
+    from .ops.semaphores import semaphore_wait as semaphore_wait
     from .ops.shapes import broadcasted_iota as broadcasted_iota
     from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
     from .ops.tcgen05 import tcgen05_mma as tcgen05_mma

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 MEMORY = {"gmem": "a GMEM", "smem": "an SMEM", "tmem": "a TMEM", "acc": "an ACC"}
-MEMORY |= {"barrier": "a Barrier", "named_barrier": "a NamedBarrier"}
+MEMORY |= {"barrier": "a Barrier", "named_barrier": "a NamedBarrier", "semaphore": "a semaphore"}
 
 
 def shown(x: Any) -> str:

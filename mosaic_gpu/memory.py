@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from . import arguments
 
-SpaceKind = Literal["gmem", "smem", "tmem", "acc", "barrier", "named_barrier"]
+SpaceKind = Literal["gmem", "smem", "tmem", "acc", "barrier", "named_barrier", "semaphore"]
 
 
 @dataclasses.dataclass(frozen=True)

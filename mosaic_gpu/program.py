@@ -220,6 +220,7 @@ class Program:
     """A traced kernel.
 
     inputs: GMEM refs, the call's inputs then its outputs; scratch: refs allocated for the whole launch.
+    semaphores: so many of the outputs, the last ones, are semaphores: zero when a launch begins, seen by no caller.
     grid, cluster: sizes by axis, outermost first, as the user names them; num_threads: warpgroups in a block.
     aliases: (input, output) pairs, counted from 0 each, that are one buffer: the output starts with the input's contents.
     """
@@ -238,6 +239,7 @@ class Program:
     params: CompilerParams = CompilerParams()
     line: Line | None = None
     aliases: tuple[tuple[int, int], ...] = ()
+    semaphores: int = 0
 
 
 def scalars_of(operand: Operand) -> Iterator[Value]:

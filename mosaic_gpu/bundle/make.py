@@ -46,6 +46,8 @@ def make(
 def entry_of(case: Case, arch: str) -> Entry:
     """One case, compiled."""
     traced, operands = kernel_call(*call_of(case, arch))
+    if traced.program.semaphores:
+        raise UnsupportedCall(f"{traced.program.name} has semaphores, which a bundle's launch would not set to zero")
     plan = plan_of(traced.program, arch)
     built = compile_plan(plan)
     usage = parse_log(built.compiled.log, built.compiled.ptx).entry(None)

@@ -18,7 +18,7 @@ def list_ops(
     as_json: AsJson = False,
 ) -> None:
     """List every operation with its tables, rules and dtypes."""
-    from ..ops import coverage
+    from ..ops import coverage, jax_rules
 
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
@@ -33,6 +33,7 @@ def list_ops(
             data["against"] = {n: coverage.compare(n) for n in names}
         except (OSError, ValueError) as error:
             raise Refusal(f"--against {against}: the installed JAX's rules cannot be read ({error})") from error
+        data["names of JAX 0.11.2"] = jax_rules.union()
     if as_json:
         print_json(data)
         return
@@ -41,3 +42,13 @@ def list_ops(
     for name, found in data.get("against", {}).items():
         counts = [(k, len(v), " ".join(v)) for k, v in found.items()]
         output().print(table(f"against {name}", ("where", "count", "names"), counts))
+    if against is not None:
+        found = data["names of JAX 0.11.2"]
+        works, total = jax_rules.there(found)
+        output().print(
+            table(
+                f"{works} of {total} names of JAX 0.11.2's two backends",
+                ("how", "count", "names"),
+                [(k, len(v), " ".join(v)) for k, v in found.items()],
+            )
+        )

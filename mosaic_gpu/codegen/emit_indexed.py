@@ -1,4 +1,4 @@
-"""Emission of loads and stores by index arrays."""
+"""Emission of loads and stores by index arrays and under masks, and of atomic updates."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from .text import c_type, half, stored_type
 
 
 def _places(out: Any, access: Any, like: Value, indices: tuple[Operand, ...]) -> list[tuple[str, str]]:
-    """(address, whether it lies in the array: '' where that is not asked) of each register of `like`."""
+    """(address, whether it lies in the array: '' where that is not asked) of each register of `like`.
+
+    indices: the arrays of `ops.indexed.Indexed`; (): of a plain view.
+    """
     view = access.view
     name = f"at{out.fresh()}"
     layout = out.layout(like)
     rows = out.coordinates(name, layout)
+    dims = access.dims if indices else [(-1, k) for k in range(len(view.kept))]
     found = []
     for i, row in enumerate(rows):
         coordinates = [out.affine(d.start) for d in view.dims]
-        for d, (array, along) in zip(view.kept, access.dims, strict=True):
+        for d, (array, along) in zip(view.kept, dims, strict=True):
             step, start = view.dims[d].stride, coordinates[d]
             part = f"(int){out.element(indices[array], i)}" if array >= 0 else row[along]
             coordinates[d] = (f"({part}) * {step}" if step != 1 else part) + (f" + {start}" if start != "0" else "")
@@ -27,7 +31,7 @@ def _places(out: Any, access: Any, like: Value, indices: tuple[Operand, ...]) ->
             found.append((f"shared + {out.shared_offset(buffer.layout, buffer.offset, coordinates)}", ""))
             continue
         tests = []
-        for d, (array, _) in zip(view.kept, access.dims, strict=True):
+        for d, (array, _) in zip(view.kept, dims, strict=True):
             c, n = coordinates[d], out.runtime_dim(access.input, d)
             tests.append(f"(u32)({c}) < (u32){n}" if array >= 0 else f"{c} < {n}")
         found.append((f"p{access.input} + {out.global_index(access.input, coordinates)}", " && ".join(tests)))
@@ -54,3 +58,49 @@ def emit_put(out: Any, e: Equation, access: Any) -> None:
         value = out.element(x, i)
         store = f"*({stored_type(dtype)}*)({address}) = {f'to_{half(dtype)}({value})' if dtype in PACKED else value};"
         out.line(f"if ({test}) {store}" if test else store)
+
+
+def emit_masked(out: Any, e: Equation, access: Any) -> None:
+    """A load (mask, other) or a store (value, mask) of the elements whose mask is set."""
+    dtype, load = access.view.dtype, bool(e.results)
+    like = e.results[0] if load else e.operands[1]
+    mask, other = (e.operands[1], e.operands[2]) if load else (e.operands[2], None)
+    assert isinstance(like, Value)
+    places = _places(out, access, like, ())
+    for i, (address, test) in enumerate(places):
+        raw = f"*({stored_type(dtype)}*)({address})"
+        there = out.element(mask, i) + (f" && {test}" if test else "")
+        if load:
+            text = f"from_{half(dtype)}({raw})" if dtype in PACKED else raw
+            outside = (
+                f"({out.element(mask, i)} ? ({c_type(dtype)})0 : {out.element(other, i)})"  # past the array's end: zero
+            )
+            out.line(f"{c_type(dtype)} masked{like.id}_{i} = {there} ? {text} : {outside};")
+        else:
+            x = out.element(like, i)
+            out.line(f"if ({there}) {raw} = {f'to_{half(dtype)}({x})' if dtype in PACKED else x};")
+    if load:
+        out.assign_elements(like, [f"masked{like.id}_{i}" for i in range(len(places))])
+
+
+def emit_atomic(out: Any, e: Equation, access: Any) -> None:
+    """One update of each element, by the first of the threads and registers that hold it."""
+    x, dtype = e.operands[1], access.view.dtype
+    function = f"red_{e.param('kind')}_{dtype}"
+
+    def value(text: str) -> str:
+        return f"to_{half(dtype)}({text})" if dtype in PACKED else text
+
+    if access.scalar:
+        place = f"p{access.input} + {out.global_index(access.input, [out.affine(d.start) for d in access.view.dims])}"
+        with out.elected():
+            out.line(f"{function}({place}, {value(out.scalar(x))});")
+        return
+    assert isinstance(x, Value)
+    layout = out.layout(x)
+    first = " && ".join(out.own_elements(layout)) or "true"
+    parts = [layout.register_part(i) for i in range(layout.registers)]
+    with out.block(f"if ({first})"):
+        for i, (address, test) in enumerate(_places(out, access, x, ())):
+            if parts.index(parts[i]) == i:
+                out.line(f"if ({test}) {function}({address}, {value(out.element(x, i))});")

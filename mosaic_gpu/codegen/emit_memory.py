@@ -335,6 +335,14 @@ class MemoryEmitter(ValueEmitter):
                     address, where = self._shared_address(copy, issue.shared), self._coordinates(issue)
                     self.line(f"tma_load_multicast_{rank}d({address}, &map{copy.map}, {bar}, {where}, {mask});")
 
+    def tma_prefetch(self, copy: TmaCopy) -> None:
+        rank, share = len(self.plan.maps[copy.map].dims), len(copy.issues) // copy.parts
+        part = self.multicast(copy.multicast)[0] if copy.parts > 1 else ""
+        for r in range(copy.parts):
+            with self.block(f"if ({part} == {r})" if part else ""):
+                for issue in copy.issues[r * share : (r + 1) * share]:
+                    self.line(f"tma_prefetch_{rank}d(&map{copy.map}, {self._coordinates(issue)});")
+
     def tma_load_pair(self, copy: TmaCopy, use: Any, leader: str) -> None:
         """A block's half of a pair's tile; the barrier of the pair's first block expects both halves."""
         rank, unit = len(self.plan.maps[copy.map].dims), self.plan.barriers[use.array].unit

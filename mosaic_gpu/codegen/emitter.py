@@ -259,13 +259,25 @@ class Emitter(ScanEmitter, MmaEmitter):
         if self.scope is Scope.WARP:
             self.line("__syncwarp();")
             return
+        self.line(f"named_barrier_sync({self._role_barrier()}, 128);")
+
+    def any_of_role(self, condition: str) -> str:
+        """Whether `condition` holds for a thread of the unit, the same in all of them, which meet."""
+        if self.single_thread:
+            return condition
+        if self.scope is Scope.WARP:
+            return f"__any_sync(~0u, {condition}) != 0"
+        return f"named_barrier_any({self._role_barrier()}, 128, {condition})"
+
+    def _role_barrier(self) -> str:
+        """The named barrier at which the threads of a warpgroup meet."""
         first = max((a.id + a.count for a in self.plan.named_barriers.values()), default=1)
         if first + self.plan.program.num_threads > 16:
             raise ResourceExceeded(
                 f"{first - 1} named barriers and one for each of {self.plan.program.num_threads} warpgroups to "
                 "meet at; a block has 16, of which 0 is the whole block"
             )
-        self.line(f"named_barrier_sync({first} + wg, 128);")
+        return f"{first} + wg"
 
     def elected_after_sync(self, text: str) -> None:
         """One thread acts once all have come this far."""
@@ -390,7 +402,7 @@ def _issues(body: Block, ops: Sequence[str]) -> bool:
 def _waited(body: Block) -> Iterator[int]:
     """Barrier arrays that a role, or a warp of it, waits on."""
     for s in body.steps:
-        if s.equation.op == "barrier_wait":
+        if s.equation.op in ("barrier_wait", "barrier_test"):
             yield s.data.array
         if s.equation.op == "warp_map":
             for role in s.data:

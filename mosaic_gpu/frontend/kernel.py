@@ -215,6 +215,9 @@ class _Kernel:
                 "slice from there on with plgpu.ds(start, size)."
             )
             raise
+        except MosaicGpuError as error:
+            error.line = error.line or raised_at(error, line)
+            raise
         except (AttributeError, TypeError, ValueError) as error:
             ours = translated(error, raised_at(error, line))
             if ours is None:
@@ -228,12 +231,13 @@ class _Kernel:
         equations: list[Equation] = []
         tracer.inline(closed, inputs, equations, line)
         n = len(refs)
-        gmem: tuple[Value, ...] = inputs[:n]
+        counters = (*filter(_is_semaphore, inputs[n:]), *tracer.semaphores)
+        gmem: tuple[Value, ...] = (*inputs[:n], *counters)
         program = Program(
             name=self.name,
             inputs=gmem,
-            num_outputs=len(outs),
-            scratch=inputs[n:],
+            num_outputs=len(outs) + len(counters),
+            scratch=tuple(v for v in inputs[n:] if not _is_semaphore(v)),
             body=tuple(equations),
             grid=o["grid"],
             grid_names=o["grid_names"],
@@ -244,6 +248,7 @@ class _Kernel:
             params=o["compiler_params"],
             line=line,
             aliases=o["aliases"],
+            semaphores=len(counters),
         )
         if o["debug"]:
             print(format_program(program))
@@ -259,6 +264,10 @@ class _Kernel:
     @property
     def __signature__(self) -> inspect.Signature:
         return inputs_of(self.body, len(jax.tree.leaves(self.options["out_type"])), self.options["scratch_types"])
+
+
+def _is_semaphore(v: Value) -> bool:
+    return v.space is not None and v.space.kind == "semaphore"
 
 
 call_p = jex.Primitive("mosaic_gpu_kernel")

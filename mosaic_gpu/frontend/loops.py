@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from .. import arguments
+from ..errors import UnsupportedCall, UnsupportedPrimitive
 from .memory import RefType
-from .primitives import is_ref, run_scoped_p, slice_class, warp_branch_p, warp_map_p
+from .primitives import get_global_p, is_ref, run_scoped_p, slice_class, warp_branch_p, warp_map_p
 from .trace import leaf_names
 
 
@@ -127,6 +128,10 @@ def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str
     for leaf, name in zip(leaves, names, strict=True):
         if not isinstance(leaf, RefType):
             arguments.refuse("run_scoped", name, leaf, "a memory space such as SMEM((128, 64), dtype)")
+        if leaf.space.kind == "semaphore":
+            raise UnsupportedCall(
+                f"run_scoped: {name} is a semaphore, which belongs to the launch: put it in scratch_types, or use get_global"
+            )
     out_tree: list[Any] = []
 
     def flat(*refs: Any) -> list[Any]:
@@ -140,6 +145,24 @@ def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str
     closed = jax.make_jaxpr(flat)(*(leaf.aval() for leaf in leaves))
     out = run_scoped_p.bind(*closed.consts, jaxpr=closed.jaxpr, collective_axes=axes, names=names)
     return jax.tree.unflatten(out_tree[-1], out)
+
+
+def get_global(what: RefType) -> Any:
+    """Semaphores of the launch, zero when it begins: `get_global(SemaphoreType.REGULAR)`, each call others.
+
+    The same as a parameter that `scratch_types` makes.  Raises TypeError for another type.
+    """
+    if not isinstance(what, RefType) or what.space.kind != "semaphore":
+        arguments.refuse("get_global", "what", what, "SemaphoreType.REGULAR or SemaphoreType.REGULAR(shape)")
+    return get_global_p.bind(aval=what.aval())[0]
+
+
+def inline_mgpu(*_: Any, **__: Any) -> NoReturn:
+    """Refused with UnsupportedPrimitive: it takes MLIR of JAX's own compiler, which kernels here do not go through."""
+    raise UnsupportedPrimitive(
+        "inline_mgpu takes MLIR of JAX's Mosaic GPU compiler, and kernels here become CUDA C++: write it with the operations "
+        "that docs/ops.md lists"
+    )
 
 
 def warp_map(f: Callable[[Any], None]) -> None:

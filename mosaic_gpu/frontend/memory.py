@@ -29,6 +29,8 @@ class RefType:
         kinds = {"barrier": "Barrier", "named_barrier": "NamedBarrier"}
         if self.space.kind in kinds:
             return f"{kinds[self.space.kind]}(num_barriers={self.shape})"
+        if self.space.kind == "semaphore":
+            return f"SemaphoreType.REGULAR({self.shape})"
         return f"{self.space.kind.upper()}({self.shape}, {self.dtype})"
 
     def aval(self) -> AbstractRef:
@@ -170,6 +172,23 @@ def ClusterBarrier(
     """
     axes = arguments.names("ClusterBarrier", "collective_axes", collective_axes)
     return _mbarriers("ClusterBarrier", num_arrivals, num_barriers, orders_tensor_core, axes)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Semaphores(RefType):
+    def __call__(self, shape: Sequence[int] | int) -> RefType:
+        return RefType(arguments.whole_numbers("SemaphoreType.REGULAR", "shape", shape, 1), self.dtype, self.space)
+
+
+class SemaphoreType:
+    """Counters in global memory that all blocks of a launch share (`semaphore_signal`, `semaphore_wait`, `semaphore_read`).
+
+    `SemaphoreType.REGULAR` is one, `SemaphoreType.REGULAR((4,))` an array of them, int32, zero when a launch begins: in
+    `scratch_types`, or `get_global(SemaphoreType.REGULAR)` in the body.  Blocks that wait for each other must be on the GPU at
+    the same time; no more than one a multiprocessor is certain to be, and the simulator runs so many.
+    """
+
+    REGULAR = _Semaphores((), np.dtype(np.int32), MemorySpace("semaphore"))
 
 
 def NamedBarrier(*, num_warpgroups: int, num_barriers: int = 1) -> RefType:

@@ -132,6 +132,24 @@ def bind(op: Op, *operands: Any, **params: Any) -> list[Any]:
     return primitive(op).bind(*leaves, operands=TreeOf(tree, refs), results=results, **params)  # type: ignore[no-any-return]
 
 
+def spread(where: str, name: str, x: Any, ref: Any, dtype: str | None = None) -> Any:
+    """The array or number that `name` is given, in the shape and dtype of a Ref (or `dtype`); TypeError for another dtype."""
+    if not is_ref(ref):
+        arguments.refuse(where, "ref", ref, "a Ref or a view of one")
+    wanted = jax.numpy.dtype(dtype or ref.dtype)
+    if not isinstance(x, (bool, np.bool_) if wanted.kind == "b" else (bool, int, float, np.generic)):
+        if is_ref(x) or not hasattr(x, "dtype"):
+            arguments.refuse(where, name, x, f"an array or a number of {wanted}")
+        if x.dtype != wanted:
+            raise TypeError(f"{where}: {name} is {x.dtype}, where {wanted} is needed: convert it with astype")
+    return jax.numpy.broadcast_to(jax.numpy.asarray(x, wanted), ref.shape)
+
+
+def dot_of(a: Any, b: Any, dtype: str) -> Any:
+    """`jax.lax.dot` that accumulates in a dtype, for ops."""
+    return jax.lax.dot(a, b, preferred_element_type=jax.numpy.dtype(dtype))
+
+
 def axis_index_of(name: str) -> Any:
     """`jax.lax.axis_index`, for ops, which do not import JAX themselves."""
     return jax.lax.axis_index(name)
@@ -140,6 +158,8 @@ def axis_index_of(name: str) -> Any:
 # Operations with a body: one jaxpr closed over the values and Refs around it.
 run_scoped_p = new_primitive("run_scoped")
 run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval for v in jaxpr.outvars])
+get_global_p = new_primitive("get_global")
+get_global_p.def_abstract_eval(lambda *, aval: [aval])
 warp_branch_p = new_primitive("warp_branch")
 warp_branch_p.def_abstract_eval(lambda *a, jaxpr: [])
 warp_map_p = new_primitive("warp_map")

@@ -222,6 +222,12 @@ def _run_scoped(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     out.append(Equation("run_scoped", (), tr.define(e.outvars), params, (region,), line))
 
 
+def _get_global(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    (value,) = tr.define(e.outvars)
+    tr.semaphores.append(dataclasses.replace(value, name=f"global{len(tr.semaphores)}"))
+    tr.bind(e.outvars, tr.semaphores[-1:])
+
+
 def _warp_map(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     jaxpr = e.params["jaxpr"]
     tr.bind(jaxpr.constvars, [tr.read(v) for v in e.invars])
@@ -314,6 +320,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "scan": _scan,
     "while": _while,
     "run_scoped": _run_scoped,
+    "get_global": _get_global,
     "warp_branch": _warp_branch,
     "warp_map": _warp_map,
     "axis_index": _axis_index,

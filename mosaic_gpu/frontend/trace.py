@@ -91,6 +91,7 @@ class Tracer:
         self.failures = FAILURES.get()
         self.env: dict[Any, Operand] = {}
         self.warp_axes: dict[str, Value] = {}  # the warp, by the name of its axis, inside of a core_map
+        self.semaphores: list[Value] = []  # that the body has asked for with get_global
         self.unions: dict[int, int] = {}  # number of a RefUnion -> its number in this program
         self.sums: dict[int, Affine] = {}  # int32 scalars that are sums of products: what an index may look through
         self.block: tuple[tuple[Operand, ...], tuple[Operand, ...]] | None = (

@@ -125,7 +125,7 @@ def register(call_p: Any) -> None:
         for i in replaced:
             if dims[i] is None:
                 inputs[i] = jax.numpy.broadcast_to(inputs[i], (size, *inputs[i].shape))
-        mapped = (*(d is not None or i in replaced for i, d in enumerate(dims)), *[True] * len(traced.out_avals))
+        mapped = (*(d is not None or i in replaced for i, d in enumerate(dims)), *[True] * traced.program.num_outputs)
         batch = Batch(traced, (size,), (mapped,))
         inner: Batch | None = traced.batch
         if inner is not None and size * inner.size_of(range(len(inner.sizes))) <= MOST_BLOCKS:

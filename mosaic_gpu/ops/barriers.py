@@ -19,6 +19,7 @@ from .registry import BOTH, WARP, WARPGROUP, Op, op
 SCOPES = (WARPGROUP, WARP)
 barrier_arrive_p = op("barrier_arrive", issues_only=True)
 barrier_wait_p = op("barrier_wait", issues_only=True)
+barrier_test_p = op("barrier_test", issues_only=True)
 named_barrier_arrive_p = op("named_barrier_arrive")
 named_barrier_sync_p = op("named_barrier_sync")
 
@@ -68,11 +69,28 @@ def barrier_wait(barrier: Any) -> None:
     bind(barrier_wait_p, single(barrier))
 
 
-def _mbarrier(o: Op) -> None:
+def barrier_arrive_and_wait(barrier: Any) -> None:
+    """`barrier_arrive`, then `barrier_wait`."""
+    barrier_arrive(barrier)
+    barrier_wait(barrier)
+
+
+def barrier_test(barrier: Any) -> Any:
+    """Whether the next phase of an mbarrier, as this role counts them, has completed: a bool, without waiting.
+
+    True stands for a `barrier_wait`: what came before the phase's arrivals may be used, and the next call asks for the phase
+    after.  All threads of the warpgroup get the same answer.
+    """
+    from ..frontend.primitives import bind
+
+    return bind(barrier_test_p, single(barrier))[0]
+
+
+def _mbarrier(o: Op, results: Any = ()) -> None:
     @o.abstract
     def _(barrier: Any) -> Any:
         arguments.memory(o.name, "barrier", barrier, "barrier")
-        return ()
+        return results
 
     @o.plan()
     def _(ctx: Any, e: Equation) -> BarrierUse:
@@ -83,6 +101,7 @@ def _mbarrier(o: Op) -> None:
 
 _mbarrier(barrier_arrive_p)
 _mbarrier(barrier_wait_p)
+_mbarrier(barrier_test_p, (((), "bool"),))
 
 
 @barrier_arrive_p.emit(BOTH, SCOPES)
@@ -130,6 +149,26 @@ def _(out: Any, step: Any) -> None:
 @barrier_wait_p.simulate
 def _(sim: Any, step: Any) -> Iterator[Any]:
     yield from sim.wait(step.data)
+
+
+@barrier_test_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    use: BarrierUse = step.data
+    phases, first = out.phase(use.array)
+    test = "mbarrier_test_cluster" if use.cluster else "mbarrier_test"
+    result = step.equation.results[0]
+    mine = f"mine{result.id}"
+    out.line(f"const u32 {mine} = {1 << first}u << {out.affine(use.slot)};")
+    found = out.any_of_role(f"{test}({out.barrier_address(use)}, ({phases} & {mine}) != 0)")
+    out.define_scalar(result, found)
+    out.line(f"if ({out.name(result)}) {phases} ^= {mine};")
+    if out.plan.barriers[use.array].info.orders_tensor_core:
+        out.line("tcgen05_fence_after();")
+
+
+@barrier_test_p.simulate
+def _(sim: Any, step: Any) -> Iterator[Any]:
+    yield from sim.test(step.data)
 
 
 def named_barrier_arrive(barrier: Any) -> None:

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from .. import arguments
 from ..errors import UnsupportedCall
-from ..plan.tma import TmaCopy, plan_copy
+from ..plan.tma import TmaCopy, plan_copy, plan_prefetch
 from ..program import Equation
 from .barriers import BarrierUse, barrier_use, single
 from .registry import BOTH, SM100, WARP, WARPGROUP, op
@@ -17,6 +19,7 @@ SCOPES = (WARPGROUP, WARP)
 load_p = op("copy_gmem_to_smem", issues_only=True)
 store_p = op("copy_smem_to_gmem", issues_only=True)
 store_wait_p = op("wait_smem_to_gmem", issues_only=True)
+commit_group_p = op("commit_group", issues_only=True)
 commit_smem_p = op("commit_smem")
 
 
@@ -114,13 +117,18 @@ def _(ctx: Any, e: Equation) -> tuple[TmaCopy, BarrierUse, str | None]:
                 f"cluster, of 2 blocks, on sm_100a and later; the kernel has cluster {dict(zip(names, sizes, strict=True))}",
                 e.line,
             )
+    _check_axes(ctx, e)
+    return plan_copy(ctx, src, dst, e.line, axes), barrier_use(barrier, e), leader  # type: ignore[arg-type]
+
+
+def _check_axes(ctx: Any, e: Equation) -> None:
+    axes = e.param("collective_axes")
     for a in axes:
         if a not in ctx.program.cluster_names:
             raise UnsupportedCall(
                 f"collective_axes={axes}: {a!r} is not a cluster axis; the kernel has {ctx.program.cluster_names}",
                 e.line,
             )
-    return plan_copy(ctx, src, dst, e.line, axes), barrier_use(barrier, e), leader  # type: ignore[arg-type]
 
 
 @load_p.emit(BOTH, SCOPES)
@@ -146,6 +154,74 @@ def _(out: Any, step: Any) -> None:
 @load_p.simulate
 def _(sim: Any, step: Any) -> None:
     sim.tma_load(*step.data)
+
+
+prefetch_p = op("async_prefetch", issues_only=True)
+
+
+def async_prefetch(
+    ref: Any,
+    *,
+    collective_axes: Sequence[str] | str | None = None,
+    leader_tracked: CopyPartition | None = None,
+    predicate: Any = None,
+) -> None:
+    """Start to bring a GMEM view into the L2 cache (PTX ISA 9.7.9.27.1.3, cp.async.bulk.prefetch.tensor).
+
+    A hint, never waited for.  The view is one that TMA could copy.  collective_axes: blocks along these axes of the cluster
+    share the work, each prefetches a part.  leader_tracked: CopyPartition.PARTITIONED(axis): of the view each block of a pair
+    prefetches its half.  predicate: a bool scalar; False: nothing is done.
+    Raises IllegalInstruction where TMA has no such box, UnsupportedCall where it has no such strides.
+    """
+    from ..frontend.loops import when
+    from ..frontend.primitives import bind
+
+    where = "async_prefetch"
+    axes = arguments.names(where, "collective_axes", () if collective_axes is None else collective_axes)
+    if leader_tracked is not None and not isinstance(leader_tracked, CopyPartition):
+        arguments.refuse(
+            where, "leader_tracked", leader_tracked, "plgpu.CopyPartition.PARTITIONED(axis), REPLICATED or None"
+        )
+    if leader_tracked is not None and len(axes) != 1:
+        raise ValueError(f"{where}: leader_tracked needs one collective axis, that of the pair; not {axes}")
+    if leader_tracked is not None:
+        if leader_tracked.axis is not None:
+            ref = _own_half(ref, leader_tracked.axis, axes[0])
+        axes = ()
+
+    if predicate is not None and not isinstance(predicate, (bool, np.bool_)) and not hasattr(predicate, "aval"):
+        arguments.refuse(where, "predicate", predicate, "a bool scalar or None")
+
+    def issue() -> None:
+        bind(prefetch_p, ref, collective_axes=axes)
+
+    if predicate is None:
+        issue()
+    else:
+        when(predicate)(issue)
+
+
+@prefetch_p.abstract
+def _(ref: Any, *, collective_axes: tuple[str, ...]) -> Any:
+    arguments.memory("async_prefetch", "ref", ref, "gmem")
+    return ()
+
+
+@prefetch_p.plan()
+def _(ctx: Any, e: Equation) -> TmaCopy:
+    _check_axes(ctx, e)
+    return plan_prefetch(ctx, e.operands[0], e.line, e.param("collective_axes"))  # type: ignore[arg-type]
+
+
+@prefetch_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    with out.elected():
+        out.tma_prefetch(step.data)
+
+
+@prefetch_p.simulate
+def _(sim: Any, step: Any) -> None:
+    pass  # a hint: what is read later is what is there then
 
 
 REDUCTIONS = ("add",)
@@ -201,6 +277,29 @@ def _(out: Any, step: Any) -> None:
 @store_p.simulate
 def _(sim: Any, step: Any) -> None:
     sim.tma_store(step.data, step.equation.param("commit_group"), step.equation.param("reduction_op") is not None)
+
+
+def commit_smem_to_gmem_group() -> None:
+    """Close the bulk group of the stores started with `commit_group=False`, so that `wait_smem_to_gmem` counts it."""
+    from ..frontend.primitives import bind
+
+    bind(commit_group_p)
+
+
+@commit_group_p.abstract
+def _() -> Any:
+    return ()
+
+
+@commit_group_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    with out.elected():
+        out.line("tma_store_commit();")
+
+
+@commit_group_p.simulate
+def _(sim: Any, step: Any) -> None:
+    sim.commit_group()
 
 
 def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:

@@ -32,7 +32,28 @@ dot_general = op(
     instead="a product takes a whole warpgroup; do it outside of warp_map",
 )
 TILES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8", "uint8": "u8"}
+MMA_TYPES = ("float16", "bfloat16", "int8", "uint8")
 ACCURATE = "exact"  # parameter `precision`: float32 products of all 24 bits
+
+
+def mma(acc: Any, a: Any, b: Any, /) -> Any:
+    """acc + a @ b of register arrays, at once: (m, n) float32 or int32, (m, k) and (k, n) of float16, bfloat16, int8 or uint8.
+
+    `mma.sync` (PTX ISA 9.7.14.5); it is `acc + jnp.dot(a, b, preferred_element_type=acc.dtype)` and lowers as that does.
+    Raises TypeError for other shapes or types.
+    """
+    from ..frontend.primitives import dot_of, operand_type
+
+    (m, n), x, y = (operand_type(acc).shape + (0, 0))[:2], operand_type(a), operand_type(b)
+    wanted = "int32" if x.dtype in MMA_TYPES[2:] else "float32"
+    kinds = x.dtype in MMA_TYPES and (x.dtype == y.dtype or {x.dtype, y.dtype} == set(MMA_TYPES[2:]))
+    fits = len(x.shape) == 2 and (x.shape[0], n) == (m, y.shape[-1] if y.shape else 0) and y.shape == (x.shape[1], n)
+    if not kinds or not fits or operand_type(acc).dtype != wanted:
+        types = ", ".join(f"{t.dtype}{list(t.shape)}" for t in map(operand_type, (acc, a, b)))
+        raise TypeError(
+            f"mma: acc (m, n) of float32 (int32 for integers), a (m, k), b (k, n) of {', '.join(MMA_TYPES)}; not {types}"
+        )
+    return acc + dot_of(a, b, wanted)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -109,8 +109,11 @@ def _top(equations: Sequence[Equation]) -> Iterator[Equation]:
 
 
 def _touched(e: Equation) -> Value | None:
-    """A GMEM Ref that it reads or writes."""
+    """A GMEM Ref, or a semaphore, that it reads or writes."""
     if e.op == SHAPE_ONLY:
         return None
     refs = (o.ref if isinstance(o, View) else o for o in e.operands)
-    return next((r for r in refs if isinstance(r, Value) and r.space is not None and r.space.kind == "gmem"), None)
+    return next(
+        (r for r in refs if isinstance(r, Value) and r.space is not None and r.space.kind in ("gmem", "semaphore")),
+        None,
+    )

@@ -21,6 +21,9 @@ swap_p = op("swap", issues_only=True)
 load_p = op("load")
 
 
+OTHERWISE = {"tmem": "use async_load_tmem", "semaphore": "use semaphore_read, semaphore_signal and semaphore_wait"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Access:
     """kind: 'acc', 'smem' or 'gmem'; view: what; start: element (gmem) or byte (smem) where it starts; scalar: one element."""
@@ -31,11 +34,41 @@ class Access:
     input: int = -1
 
 
-def load(ref: Any, *, layout: LayoutName | None = None) -> Any:
-    """`ref[...]` (SMEM or GMEM) in register layout `layout`."""
-    from ..frontend.primitives import bind
+def load(ref: Any, *, layout: LayoutName | None = None, mask: Any = None, other: Any = None) -> Any:
+    """`ref[...]` (SMEM or GMEM) in register layout `layout`.
 
+    mask: bools that broadcast to the Ref's shape; elements whose mask is False are not read, and are those of `other` (an array
+    or a scalar, zero where none is given).  In GMEM what lies past the array's end is zero, whatever `other` is.
+    """
+    from ..frontend.primitives import bind, spread
+
+    if mask is not None:
+        from .masked import masked_load_p
+
+        where = "load(mask=...)"
+        chosen, rest = (
+            spread(where, "mask", mask, ref, "bool"),
+            spread(where, "other", False if other is None else other, ref),
+        )
+        return bind(masked_load_p, ref, chosen, rest, layout=checked_layout("load", layout))[0]
+    if other is not None:
+        raise ValueError("load: other= stands for elements whose mask is False; give mask=, too")
     return bind(load_p, ref, layout=checked_layout("load", layout))[0]
+
+
+def store(ref: Any, value: Any, *, mask: Any = None) -> None:
+    """`ref[...] = value` (SMEM or GMEM).  mask: bools that broadcast to the Ref's shape; where it is False nothing is written."""
+    from ..frontend.primitives import bind, is_ref, spread
+
+    if not is_ref(ref):
+        arguments.refuse("store", "ref", ref, "a Ref or a view of one")
+    if mask is None:
+        ref[...] = spread("store", "value", value, ref)
+        return
+    from .masked import masked_store_p
+
+    where = "store(mask=...)"
+    bind(masked_store_p, ref, spread(where, "value", value, ref), spread(where, "mask", mask, ref, "bool"))
 
 
 @load_p.abstract
@@ -51,8 +84,7 @@ def _access(ctx: Any, e: Equation) -> Access:
     kind = view.space.kind
     if kind not in ("acc", "smem", "gmem"):
         raise UnsupportedCall(
-            f"{e.op} on a {kind.upper()} Ref: "
-            + ("use async_load_tmem" if kind == "tmem" else "barriers are waited on, not read"),
+            f"{e.op} on a {kind.upper()} Ref: " + OTHERWISE.get(kind, "barriers are waited on, not read"),
             e.line,
         )
     if kind == "acc" and (view.shape != view.ref.shape or view.is_transposed):

@@ -20,6 +20,7 @@ ASYNCHRONOUS = frozenset(
         "wgmma",
         "tcgen05_mma",
         "async_copy_scales_to_tmem",
+        "async_prefetch",
         "try_cluster_cancel",
     }
 )
@@ -40,8 +41,12 @@ def met_by_peers(program: Program, bodies: Iterable[Sequence[Equation]]) -> froz
                 continue
             for k, view in enumerate(refs_of(e)):
                 if view.space.kind == "gmem":
-                    stored = e.op in ("swap", "put_indexed") or (e.op == "copy_smem_to_gmem" and k == 1)
+                    stored = e.op in ("swap", "put_indexed", "masked_store", "atomic_store") or (
+                        e.op == "copy_smem_to_gmem" and k == 1
+                    )
                     (written if stored else read).add(aliased.get(view.ref.id, view.ref.id))
+                    if e.op == "atomic_store":
+                        read.add(aliased.get(view.ref.id, view.ref.id))
                 elif e.op == "copy_gmem_to_smem" and k == 1 and e.param("collective_axes"):
                     filled.add(view.ref.id)
                 elif e.op == "try_cluster_cancel" and k == 0:

@@ -12,8 +12,9 @@ import math
 from typing import Any
 
 from ..errors import IllegalInstruction, Line, UnsupportedCall
-from ..layouts.shared import SharedLayout
-from ..program import Affine, View
+from ..layouts.shared import SharedLayout, shared_layout
+from ..memory import MemorySpace
+from ..program import Affine, Value, View
 from .model import MapDim, TensorMapPlan
 
 MAX_BOX = 256
@@ -105,11 +106,32 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
             "and dtypes must match",
             line,
         )
+    return _planned(ctx, gmem, smem, ctx.buffers[smem.ref.id].layout, line, multicast)
+
+
+def plan_prefetch(ctx: Any, gmem: View, line: Line | None, shared_by: tuple[str, ...] = ()) -> TmaCopy:
+    """Plan a prefetch of a GMEM view: a copy into a row-major buffer that is not there.  shared_by: axes that share it."""
+    space = MemorySpace("smem")
+    nowhere = View.whole(Value(-1, gmem.shape, gmem.dtype, space))
+    return _planned(
+        ctx, gmem, nowhere, shared_layout(gmem.shape, gmem.dtype, space, line), line, shared_by, lands=False
+    )
+
+
+def _planned(
+    ctx: Any,
+    gmem: View,
+    smem: View,
+    layout: SharedLayout,
+    line: Line | None,
+    multicast: tuple[str, ...],
+    lands: bool = True,
+) -> TmaCopy:
+    """lands: whether it comes to or from shared memory, where addresses have an alignment."""
     if gmem.is_transposed or smem.is_transposed:
         raise IllegalInstruction(
             "TMA does not transpose; transpose the operand of the MMA instead (ref.transpose((1, 0)))", line
         )
-    layout: SharedLayout = ctx.buffers[smem.ref.id].layout
     raw, offset = shared_digits(smem, layout, line)
     digits = sorted(
         (_Digit(n, stride, gmem.kept[position], step) for n, stride, position, step in raw if n > 1 or step == 1),
@@ -148,7 +170,8 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
             shift[d.axis] += d.step * i
         coords = tuple(_shifted(c, m, shift[m.axis]) for c, m in zip(coordinates, tensor_map.dims, strict=True))
         issues.append(TmaIssue(shared, coords))
-    _check_alignment(issues, smem, line)
+    if lands:
+        _check_alignment(issues, smem, line)
     if len(issues) % parts:
         raise IllegalInstruction(
             f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line

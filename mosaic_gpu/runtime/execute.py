@@ -160,22 +160,34 @@ def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     if writes_nothing(traced):
         start = {o: args[i] for i, o in traced.program.aliases}
         return [start[i] if i in start else jax.numpy.zeros(t.shape, t.dtype) for i, t in enumerate(types)]
-    return jax_ffi.launch_call(launch_spec(plan), args, types, dict(traced.program.aliases))
+    counters = traced.program.inputs[len(args) + len(types) :]  # XLA fills zeros in before each launch, in place
+    zeros = [jax.numpy.zeros(v.shape, np.int32) for v in counters]
+    alike = [jax.ShapeDtypeStruct(v.shape, np.int32) for v in counters]
+    aliases = dict(traced.program.aliases) | {len(args) + i: len(types) + i for i in range(len(counters))}
+    return jax_ffi.launch_call(launch_spec(plan), [*args, *zeros], [*types, *alike], aliases)[: len(types)]
 
 
 def launch_spec(plan: Plan) -> LaunchSpec:
-    """Compile a plan and say how to launch it on arrays of its program's shapes."""
+    """Compile a plan and say how to launch it on arrays of its program's shapes.
+
+    Buffers: the inputs, zeros for each semaphore, the outputs, the semaphores.
+    """
     built = compile_plan(plan, check_in_background=True)
     program = plan.program
     shapes = [v.shape for v in program.inputs]
+    given = len(shapes) - program.num_outputs
     out: list[TensorMap | BufferPointer | Scalar] = []
+
+    def buffer(i: int) -> int:
+        return i if i < given else i + program.semaphores
+
     for p in parameters(plan):
         if p.kind == "map":
             m = plan.maps[p.index]
             dims, strides = tensor_map_arguments(m, shapes[m.input], itemsize(m.dtype))
-            out.append(TensorMap(m.input, m.dtype, dims, strides, m.box, m.swizzle))
+            out.append(TensorMap(buffer(m.input), m.dtype, dims, strides, m.box, m.swizzle))
         elif p.kind == "pointer":
-            out.append(BufferPointer(p.index))
+            out.append(BufferPointer(buffer(p.index)))
         else:
             out.append(Scalar(shapes[p.index][p.axis] if p.kind == "dim" else program.grid[p.index], "int32"))
     blocks = math.prod(program.cluster)

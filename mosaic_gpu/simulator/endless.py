@@ -33,7 +33,7 @@ def _only_reads(step: Step) -> bool:
     e = step.equation
     if step.regions:  # loops, conditions, run_scoped; their steps are looked at one by one
         return e.op != "warp_map"
-    return bool(e.results) and e.op != "swap"
+    return e.op == "delay" or (bool(e.results) and e.op != "swap")
 
 
 def _reads(step: Step) -> bool:

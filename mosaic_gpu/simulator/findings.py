@@ -23,7 +23,7 @@ def race(before: Access, after: Access, why: str, place: str) -> Race:
         "order": "nothing orders the two",
         "fence": "the write is not fenced for the asynchronous proxy, so old bytes may be seen",
         "tmem": "the two are synchronised, but no tcgen05 fence carries that over to tensor memory",
-        "grid": "blocks of different clusters are not ordered",
+        "grid": "blocks of different clusters are ordered by semaphores only, and none does here",
         "global fence": "no operation fences global memory for the asynchronous proxy",
     }[why]
     message = (
@@ -70,7 +70,10 @@ def _remedy(before: Access, after: Access, why: str) -> str:
     """What to write, and where."""
     own = before.warpgroup == after.warpgroup
     if why == "grid":
-        return "let each block write a part of its own, or make the blocks a cluster"
+        return (
+            "let each block write a part of its own, make the blocks a cluster, or let a block semaphore_signal after its "
+            "access and the other semaphore_wait for it"
+        )
     if why == "global fence":
         return "write it with copy_smem_to_gmem, or read it with load"
     if why == "fence":

@@ -1,8 +1,9 @@
 """Shadow of an array in global memory: for each element, who wrote it last and who has read it since.
 
 Only arrays that the kernel writes have one, and what was read is kept only where the kernel reads such an array.  Blocks of
-different clusters are never ordered; they run one after the other here, all the same.  Copies that add are atomic with
-each other: they need no order among them, and one with everything else.
+different clusters are ordered by semaphores only; where there are none they run one after the other, all the same.  Copies
+that add are atomic with each other, and so are threads' atomic updates: they need no order among them, and one with
+everything else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .shadow import ASYNC, GENERIC, Access, unordered
 
 Part = npt.NDArray[np.int32]
 ADDITION = "copy_smem_to_gmem(reduction_op='add')"  # how an access by a copy that adds is called
+UPDATE = "an atomic update"  # by a thread
+ATOMIC = (ADDITION, UPDATE)
 Report = Callable[[Access, Access, str], Exception]
 
 
@@ -33,9 +36,10 @@ class GlobalShadow:
     """writers: number of the last access that wrote each element, 0 for none; readers: number of the set of those that have
     read it, or added to it, since; records: (cluster, access) by number.
 
-    several: the kernel reads the array, or adds to it."""
+    several: the kernel reads the array, or adds to it.  ordered: clusters may be ordered with each other, by semaphores."""
 
-    def __init__(self, shape: tuple[int, ...], several: bool) -> None:
+    def __init__(self, shape: tuple[int, ...], several: bool, ordered: bool = False) -> None:
+        self.ordered = ordered
         self.writers = np.zeros(shape, np.int32)
         self.readers = np.zeros(shape, np.int32) if several else None
         self.records: list[tuple[int, Access] | None] = [None]
@@ -54,7 +58,7 @@ class GlobalShadow:
     def add(
         self, writers: Part, readers: Part | None, access: Access, cluster: int, known: Rows, report: Report
     ) -> None:
-        """`access` adds to them, atomically."""
+        """`access` updates them, atomically."""
         assert readers is not None
         self.read(writers, readers, access, cluster, known, report)
 
@@ -64,7 +68,7 @@ class GlobalShadow:
         for n in _distinct(readers):
             for other in self.sets[n]:
                 record = self.records[other]
-                if record is not None and record[1].write != access.write:
+                if record is not None and record[1].op != access.op and (record[1].write or access.write):
                     self._check(other, access, cluster, known, report)
             both = self.sets[n] | {number}
             if both not in self.numbers:
@@ -94,9 +98,11 @@ class GlobalShadow:
         if record is None:
             return
         where, before = record
-        if where != cluster:
+        if where != cluster and not self.ordered:
             raise report(before, access, "grid")
         why = unordered(before, access, known)
+        if where != cluster and why == "order":
+            raise report(before, access, "grid")
         if before.write and before.proxy == GENERIC and access.proxy == ASYNC and why in ("", "fence"):
             # commit_smem's fence is for shared memory; a later access by TMA may still meet the old bytes.
             raise report(before, access, "global fence")

@@ -17,7 +17,7 @@ from ..plan.model import Role, Step
 from ..program import Operand, Value
 from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
-from .global_shadow import ADDITION, GlobalShadow, Part
+from .global_shadow import ADDITION, ATOMIC, UPDATE, GlobalShadow, Part
 from .memory import Array, GlobalArray, Note
 from .shadow import ASYNC, COPIED, FACTORS, GENERIC, TENSOR, Access, ShadowMemory
 from .tables import Tables
@@ -114,9 +114,13 @@ class Hazards:
         starts: tuple[int, ...],
         write: bool,
         bytes_of: Callable[[], Array],
+        key: Hashable = None,
     ) -> None:
-        """An ordinary load or store in the shared memory of `owner`."""
-        regions = self.tables.smem.footprint((id(access.view), starts), bytes_of)
+        """An ordinary load or store in the shared memory of `owner`.
+
+        key: stands for its bytes, if they are not all of the view.
+        """
+        regions = self.tables.smem.footprint((id(access.view), starts) if key is None else key, bytes_of)
         same = self.tables.thread_map(self.role, step, access, value, starts, write)
         note = owner.smem.write if write else owner.smem.read
         note(regions, self._generic(step, write, same), self.clock.known())
@@ -131,10 +135,20 @@ class Hazards:
         own = self._generic(step, write, same)
         return lambda shadow, writers, readers: self._global(shadow, writers, readers, own, self.clock.known(), array)
 
+    def atomic_note(
+        self, array: GlobalArray, step: Step, access: RefAccess, value: Operand, starts: tuple[int, ...]
+    ) -> Note | None:
+        """As `global_note`, for an update that is atomic."""
+        if array.shadow is None:
+            return None
+        own = self._generic(step, True, self.tables.thread_map(self.role, step, access, value, starts, True))
+        own.op = UPDATE
+        return lambda shadow, writers, readers: self._global(shadow, writers, readers, own, self.clock.known(), array)
+
     def _global(
         self, shadow: GlobalShadow, writers: Part, readers: Part | None, own: Access, known: Rows, array: GlobalArray
     ) -> None:
-        check = shadow.add if own.op == ADDITION else shadow.write if own.write else shadow.read
+        check = shadow.add if own.op in ATOMIC else shadow.write if own.write else shadow.read
         check(writers, readers, own, self.block.cluster, known, lambda a, b, why: race(a, b, why, f"gmem {array.name}"))
 
     def indexed(self, step: Step, value: Operand, key: Hashable, write: bool, bytes_of: Callable[[], Array]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 import random
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,15 @@ from .parallel import run_grid
 from .params import SimulatorParams, current
 from .remarks import Report, Unwritten, UnwrittenOutput
 from .report import deadlock
-from .scheduler import Scheduler
+from .scheduler import Scheduler, Steps
+from .semaphores import Semaphore
 from .tables import Tables
 from .tensor_memory import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
 from .traffic import Meter
 
+MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148}  # of an H200, a B200 and a B300
 EARLY_END = 0.3  # how often, under a seed, no place in the grid is left: other multiprocessors have taken all
 
 
@@ -49,7 +52,7 @@ def simulate(plan: Plan, arrays: Sequence[Array], params: SimulatorParams | None
     machine = Machine(plan, global_memory(plan, arrays, params), params)
     try:
         run_grid(machine, [np.asarray(a) for a in arrays])
-        outputs = machine.arrays[len(arrays) :]
+        outputs = machine.arrays[len(arrays) : len(machine.arrays) - plan.program.semaphores]
         machine.note_unwritten(outputs)
     finally:
         if params.report is not None and machine.report is not None:
@@ -66,6 +69,9 @@ def global_memory(plan: Plan, arrays: Sequence[Array], params: SimulatorParams) 
     memory: list[GlobalArray] = []
     replaced = {i for i, _ in program.aliases}
     for i, value in enumerate(program.inputs):
+        if i >= len(program.inputs) - program.semaphores:
+            memory.append(GlobalArray.of_input(value.name, np.zeros(value.shape, np.int32)))
+            continue
         first = next((a for a, o in program.aliases if o == i - count), None)
         if first is not None:
             memory.append(memory[first])  # one array: what is written to the output is seen by who reads the input
@@ -101,6 +107,7 @@ class Machine:
         self.written: list[int] = []
         self._waiting: collections.deque[int] = collections.deque()
         self.added: set[int] = set()
+        self.semaphores: dict[tuple[int, int], Semaphore] = {}  # by array and place
         inputs = len(plan.program.inputs) - plan.program.num_outputs
         self._aliases = {inputs + o: i for i, o in plan.program.aliases}
         self._before = {i: arrays[i].data.copy() for i in self._aliases}
@@ -114,7 +121,8 @@ class Machine:
     def _watch(self) -> None:
         for i in self.written:
             read = {i, self._aliases.get(i, i)} & self._several
-            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, bool(read))
+            ordered = self.plan.program.semaphores > 0
+            self.arrays[i].shadow = GlobalShadow(self.arrays[i].data.shape, bool(read), ordered)
 
     def run(self, clusters: range) -> None:
         """Run some of the clusters, one after the other; not those whose place another one has taken over.
@@ -123,9 +131,31 @@ class Machine:
         """
         self._waiting = collections.deque(clusters)
         with np.errstate(all="ignore"):  # once, not around each of a million small operations
+            if self.plan.program.semaphores:
+                self._at_once()
             while self._waiting:
                 number = self._waiting.popleft()
                 Cluster(self, self.clusters[number], number).run()
+
+    def _at_once(self) -> None:
+        """Run the waiting clusters beside each other, as many as are sure to have a place: one block a multiprocessor."""
+        places = MULTIPROCESSORS[self.plan.arch] // math.prod(self.plan.program.cluster)
+        seed = self.params.seed
+        scheduler = Scheduler(
+            lambda stuck: deadlock(stuck, len(self._waiting), places), random.Random(f"{seed}") if seed else None
+        )
+        clusters: list[Cluster] = []
+
+        def begin() -> None:
+            number = self._waiting.popleft()
+            clusters.append(Cluster(self, self.clusters[number], number, scheduler))
+            clusters[-1].start(lambda: begin() if self._waiting else None)
+
+        for _ in range(min(places, len(self._waiting))):
+            begin()
+        scheduler.run()
+        for cluster in clusters:
+            cluster.check_end()
 
     def cancel(self, chance: random.Random | None) -> int | None:
         """The number of a cluster that will not be launched; None: all have been, which by chance happens early."""
@@ -148,7 +178,9 @@ class Machine:
 
     def note_unwritten(self, outputs: list[GlobalArray]) -> None:
         """At the end: which outputs are not whole.  Without a report to take it there is a warning."""
-        for array, value in zip(outputs, self.plan.program.inputs[-len(outputs) :], strict=True):
+        inputs = self.plan.program.inputs
+        first = len(inputs) - self.plan.program.num_outputs
+        for array, value in zip(outputs, inputs[first : first + len(outputs)], strict=True):
             if array.written is None or array.written.all():
                 continue
             name = f"{array.name} ({value.name})" if value.name else array.name
@@ -190,6 +222,8 @@ class BlockState:
             for id, a in plan.barriers.items()
         }
         if machine.tables is not None:
+            if plan.program.semaphores:  # numbered through the grid
+                index += cluster.number * math.prod(plan.program.cluster)
             self.hazards = BlockHazards(machine.tables, cluster.number, index)
             for id, slots in self.barriers.items():
                 for slot, barrier in enumerate(slots):
@@ -204,9 +238,10 @@ class BlockState:
         return f"{self.cluster.name_of(id)}[{slot}] of {self.name}"
 
     def changes(self) -> tuple[int, ...]:
-        """How often each memory that its threads can read has been written."""
+        """How often each memory that its threads can read has been written, and how many phases their barriers have ended."""
         shared = [b.shared.changes for b in self.cluster.blocks]
-        return *shared, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
+        phases = [x.phase for b in self.cluster.blocks for slots in b.barriers.values() for x in slots]
+        return *shared, *phases, self.tensor_core.memory.changes, *(a.changes for a in self.arrays)
 
     def answered(self) -> None:
         """The answer to a request for a place in the grid has come."""
@@ -265,7 +300,7 @@ class Cluster:
     chance: decides where several orders are legal (None: a fixed order); names: how reports call buffers, by value id.
     """
 
-    def __init__(self, machine: Machine, grid: Shape, number: int) -> None:
+    def __init__(self, machine: Machine, grid: Shape, number: int, scheduler: Scheduler | None = None) -> None:
         self.machine, self.grid, self.number = machine, grid, number
         plan = self.plan = machine.plan
         self.index_of = machine.index_of
@@ -274,7 +309,7 @@ class Cluster:
         seed = machine.params.seed
         # One of its own: what a cluster does depends on no other, nor on the process that runs it.
         self.chance = random.Random(f"{seed} {number}") if seed else None
-        self.scheduler = Scheduler(deadlock, self.chance)
+        self.scheduler = scheduler or Scheduler(deadlock, self.chance)
         positions = itertools.product(*map(range, plan.program.cluster))
         self.blocks = [BlockState(self, position, i) for i, position in enumerate(positions)]
         self.multicasts: dict[Hashable, tuple[tuple[int, ...], str]] = {}  # the tile of each, and who named it first
@@ -284,15 +319,31 @@ class Cluster:
         return self.names.get(id, f"barrier %{id}")
 
     def run(self) -> None:
+        self.start()
+        self.scheduler.run()
+        self.check_end()
+
+    def start(self, at_end: Callable[[], None] = lambda: None) -> None:
+        """Hand its threads and engines to the scheduler; at_end: called when the last thread has ended."""
+        running = sum(len(r.indices) for r in self.plan.roles) * len(self.blocks)
+
+        def main(thread: Thread) -> Steps:
+            nonlocal running
+            yield from thread.main()
+            running -= 1
+            if not running:
+                at_end()
+
         for block in self.blocks:
             for index, role in sorted(((i, r) for r in self.plan.roles for i in r.indices), key=lambda x: x[0]):
                 thread = Thread(block, role, index)
                 block.threads.append(thread)
-                self.scheduler.add(thread.main(), thread)
+                self.scheduler.add(main(thread), thread)
         for block in self.blocks:
             self.scheduler.add(block.tma.run(), background=True)
             self.scheduler.add(block.tensor_core.run(), background=True)
-        self.scheduler.run()
+
+    def check_end(self) -> None:
         for block in self.blocks:
             block.check_end()
             if block.hazards is not None:

@@ -83,7 +83,7 @@ class GlobalArray:
 
     def load(self, view: View, evaluate: Evaluate, note: Note | None = None) -> Array:
         """The view's elements; what lies past the array's end is zero.  note: told which part of the shadow is read."""
-        index, inside, shape = self._clip(view, evaluate)
+        index, inside, shape = self.clip(view, evaluate)
         part = self.data[index]
         self._note(index, note)
         if self.written is not None:
@@ -96,7 +96,7 @@ class GlobalArray:
 
     def store(self, view: View, evaluate: Evaluate, x: Array, note: Note | None = None) -> None:
         """Write the view's elements; what lies past the array's end is dropped.  note: told which part is written."""
-        index, inside, _ = self._clip(view, evaluate)
+        index, inside, _ = self.clip(view, evaluate)
         x = np.broadcast_to(x, view.shape).transpose(np.argsort(view.permutation))
         self._note(index, note)
         self.data[index] = x[inside]
@@ -112,7 +112,18 @@ class GlobalArray:
         readers = self.shadow.readers
         note(self.shadow, self.shadow.writers[exact], None if readers is None else readers[exact])
 
-    def _clip(
+    def note_places(self, places: tuple[Array, ...], note: Note | None) -> None:
+        """As `_note`, for the elements at these indices along each dimension."""
+        if note is None or self.shadow is None:
+            return
+        writers = self.shadow.writers[places]
+        readers = None if self.shadow.readers is None else self.shadow.readers[places]
+        note(self.shadow, writers, readers)
+        self.shadow.writers[places] = writers
+        if self.shadow.readers is not None and readers is not None:
+            self.shadow.readers[places] = readers
+
+    def clip(
         self, view: View, evaluate: Evaluate
     ) -> tuple[tuple[int | slice, ...], tuple[slice, ...], tuple[int, ...]]:
         """(index of what exists, where that lies in the tile, the tile's shape in the array's order of dimensions)."""

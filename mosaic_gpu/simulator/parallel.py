@@ -65,7 +65,9 @@ def run_grid(machine: Machine, inputs: list[Array]) -> None:
     asked = machine.params.processes
     here, soon = 0, 0
     # Without checks nobody knows who wrote what; sums and outputs that start with an input's values are made in one place.
-    alone = not machine.params.checks or machine.added or machine.plan.program.aliases
+    alone = (
+        not machine.params.checks or machine.added or machine.plan.program.aliases or machine.plan.program.semaphores
+    )
     # Clusters that take others' places over must know which are left.
     takes_over = any(e.op == "try_cluster_cancel" for e in walk(machine.plan.program.body))
     if not alone and not takes_over and count > 1 and asked != 1 and sys.executable:

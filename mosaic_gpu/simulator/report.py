@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import Deadlock, Line
 from ..plan.model import Plan, Role, Step
-from .scheduler import Task
+from .scheduler import Blocked, Task
 
 if TYPE_CHECKING:
     from .thread import Thread
 
 SHOWN = 4  # lines with an arrival, for one barrier
-ARRIVALS: dict[str, Callable[[Step], int]] = {
+ARRIVALS: dict[str, Callable[[Step], int | tuple[int, ...]]] = {
     "barrier_arrive": lambda s: s.data.array,
     "copy_gmem_to_smem": lambda s: s.data[1].array,
     "try_cluster_cancel": lambda s: s.data[1].array,
@@ -21,22 +21,31 @@ ARRIVALS: dict[str, Callable[[Step], int]] = {
     "tcgen05_mma": lambda s: s.data.commit.barrier.array if s.data.commit is not None else -1,
     "named_barrier_arrive": lambda s: s.data.array,
     "named_barrier_sync": lambda s: s.data.array,
+    "semaphore_signal": lambda s: tuple(use.array for use in s.data),
 }
 
 
-def deadlock(stuck: list[Task]) -> Deadlock:
-    """The error for tasks none of which can go on."""
+def deadlock(stuck: list[Task], waiting: int = 0, at_once: int = 0) -> Deadlock:
+    """The error for tasks none of which can go on.
+
+    waiting: clusters that are not running yet, where only so many run at once.
+    """
     threads: list[Thread] = [t.owner for t in stuck]
     lines = [f"deadlock: none of {len(stuck)} unfinished threads can go on."]
     waits_for: dict[int, list[int]] = {}
     for i, (task, thread) in enumerate(zip(stuck, threads, strict=True)):
-        assert task.waiting is not None
+        assert isinstance(task.waiting, Blocked)
         lines.append(f"- {thread.who}: {_where(thread)}")
         lines += [f"    {part}" for part in task.waiting.what().split("\n")]
         waits_for[i] = []
         if task.waiting.barrier >= 0:
             text, waits_for[i] = _sources(thread, task.waiting.barrier, threads)
             lines += [f"    {part}" for part in text]
+    if waiting:
+        lines.append(
+            f"{waiting} clusters more have not begun: {at_once} run at once, a block on each multiprocessor, and those must not "
+            "wait for others. Use a smaller grid in which each block does several blocks' work"
+        )
     circle = _circle(waits_for)
     if circle:
         lines.append("waits for each other: " + " -> ".join(threads[i].who for i in (*circle, circle[0])))
@@ -73,7 +82,8 @@ def arrivals(plan: Plan, barrier: int) -> list[tuple[Role, Line | None, str]]:
     def visit(role: Role, steps: tuple[Step, ...]) -> Iterator[tuple[Role, Line | None, str]]:
         for s in steps:
             op = s.equation.op
-            if op in ARRIVALS and ARRIVALS[op](s) == barrier:
+            arrays = ARRIVALS[op](s) if op in ARRIVALS else ()
+            if barrier in (arrays if isinstance(arrays, tuple) else (arrays,)):
                 yield role, s.equation.line, op
             if op == "warp_map":
                 for r in s.data:

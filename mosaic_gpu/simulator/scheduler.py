@@ -22,7 +22,12 @@ class Blocked:
     barrier: int = -1
 
 
-Turn = Blocked | None
+class Rest:
+    """It could go on, but would only look again: let all others do what they can, engines, too."""
+
+
+RESTING = Rest()
+Turn = Blocked | Rest | None
 Steps = Iterator[Turn]
 
 
@@ -39,6 +44,9 @@ class Task:
     background: bool = False
     waiting: Turn = None
     finished: bool = False
+
+    def ready(self) -> bool:
+        return self.waiting is None or (isinstance(self.waiting, Blocked) and self.waiting.ready())
 
 
 ENGINE_CHANCE = 0.25  # how likely an engine's turn comes while threads could go on
@@ -67,7 +75,11 @@ class Scheduler:
         while True:
             while turns(background=False):
                 pass
-            if not turns(background=True):
+            moved = turns(background=True)
+            for task in self.tasks:
+                if task.waiting is RESTING:
+                    task.waiting, moved = None, True
+            if not moved:
                 stuck = [t for t in self.tasks if not t.background]
                 if stuck:
                     raise self.on_deadlock(stuck)
@@ -77,7 +89,7 @@ class Scheduler:
         """One turn for every task of a kind that can go on; whether there was one."""
         progress = False
         for task in list(self.tasks):
-            if task.background is not background or (task.waiting is not None and not task.waiting.ready()):
+            if task.background is not background or not task.ready():
                 continue
             progress = True
             self._turn(task)
@@ -86,7 +98,7 @@ class Scheduler:
     def _random_turn(self, background: bool) -> bool:
         """A turn for some task that can go on; whether there was one."""
         assert self.chance is not None
-        ready = [t for t in self.tasks if t.waiting is None or t.waiting.ready()]
+        ready = [t for t in self.tasks if t.waiting is RESTING or t.ready()]
         threads = [t for t in ready if not t.background]
         engines = [t for t in ready if t.background]
         if not ready:

@@ -17,6 +17,7 @@ from .memory import Array
 from .shadow import Partition
 
 TMEM_COLUMNS = 512
+MASKED = ("masked_load", "masked_store", "atomic_store")
 ThreadMap = tuple[int, tuple[int, ...]]  # a number for layout and shape of a view; where the view starts
 
 
@@ -25,7 +26,10 @@ class Tables:
 
     def __init__(self, plan: Plan, shared_bytes: int, fine: bool) -> None:
         self.plan = plan
-        self.agents = Agents(plan, math.prod(plan.program.cluster))
+        blocks = math.prod(plan.program.cluster)
+        if plan.program.semaphores:  # blocks of different clusters may be ordered
+            blocks *= math.prod(plan.program.grid)
+        self.agents = Agents(plan, blocks)
         self.smem = Partition(shared_bytes, fine)
         self.tmem = Partition(TMEM_COLUMNS, fine)
         self.input_of = {v.id: i for i, v in enumerate(plan.program.inputs)}
@@ -121,10 +125,12 @@ class Tables:
                         added.add(self.plan.maps[s.data.map].input)
                 elif e.op == "copy_gmem_to_smem":
                     read.add(self.plan.maps[s.data[0].map].input)
-                elif e.op in ("get", "load", "swap", "get_indexed", "put_indexed") and s.data.kind == "gmem":
+                elif e.op in ("get", "load", "swap", "get_indexed", "put_indexed", *MASKED) and s.data.kind == "gmem":
                     index = self.input_of[s.data.view.ref.id]
-                    if e.op in ("swap", "put_indexed"):
+                    if e.op in ("swap", "put_indexed", *MASKED[1:]):
                         written.add(index)
+                    if e.op == "atomic_store":
+                        added.add(index)
                     if e.results:
                         read.add(index)
                 elif e.op == "warp_map":

@@ -18,12 +18,12 @@ from ..ops.refs import Access
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
 from ..program import Operand, Value, View
-from . import indexed, launch_control, memory, tma
+from . import indexed, launch_control, masked, memory, tma
 from .barriers import Arrival, MBarrier, NamedBarrier, Sight
 from .hazards import Hazards, view_bytes
 from .memory import Array, GlobalArray, Note
 from .products import ProductThread
-from .scheduler import Blocked, Steps
+from .scheduler import RESTING, Blocked, Steps
 
 if TYPE_CHECKING:
     from .machine import BlockState
@@ -135,6 +135,15 @@ class Thread(ProductThread):
     def store_indexed(self, access: Indexed, x: Array, indices: Sequence[Array]) -> None:
         indexed.store(self, access, x, indices)
 
+    def load_masked(self, access: Access, mask: Array, other: Array) -> Array:
+        return masked.load(self, access, mask, other)
+
+    def store_masked(self, access: Access, x: Array, mask: Array) -> None:
+        masked.store(self, access, x, mask)
+
+    def update(self, access: Access, function: Callable[[Array], Array]) -> None:
+        masked.update(self, access, function)
+
     def load_view(self, view: View) -> Array:
         return indexed.load_view(self, view)
 
@@ -245,6 +254,14 @@ class Thread(ProductThread):
         if self.plan.barriers[use.array].info.orders_tensor_core:
             clock.fence_after()
 
+    def test(self, use: BarrierUse) -> Steps:
+        """This step's result is whether the phase that the role waits for next has ended, which is then seen, as by `wait`."""
+        assert self.step is not None
+        barrier, slot = self._barrier(use)
+        done = all(barrier.phase > w.phases.get((use.array, slot), 0) for w in self.warps)
+        self.write(self.step.equation.results[0], done)
+        yield from self.wait(use) if done else (RESTING,)
+
     def _named(self, use: BarrierUse) -> NamedBarrier:
         array, slot = self.plan.named_barriers[use.array], self.evaluate(use.slot)
         if not 0 <= slot < array.count:
@@ -343,9 +360,14 @@ class Thread(ProductThread):
             state.open.append(store)
             self.block.tma.submit(store)
         if commit_group:
-            state.groups.append(tma.Group(state.open))
-            state.open = []
-            state.committed += 1
+            self.commit_group()
+
+    def commit_group(self) -> None:
+        """What its elected thread has stored since the last one is a bulk group."""
+        state = self.warps[0]
+        state.groups.append(tma.Group(state.open))
+        state.open = []
+        state.committed += 1
 
     def tma_store_wait(self, n: int, read_only: bool) -> Steps:
         state = self.warps[0]

@@ -84,10 +84,14 @@ INSIDE = {
     "async_copy_scales_to_tmem": dict(
         smem_ref=Operand("scales"), tmem_ref=Operand("scales_in_tmem"), collective_axis=None
     ),
+    "async_prefetch": dict(ref=Operand("x"), collective_axes=None, leader_tracked=None, predicate=None),
     "async_load_tmem": dict(src=Operand("tmem"), layout=None, reduce=None),
     "async_store_tmem": dict(dst=Operand("tmem"), value=Operand("rows")),
+    "atomic_add": dict(ref=Operand("o"), val=Operand("array")),
     "barrier_arrive": dict(barrier=Operand("barrier")),
     "barrier_wait": dict(barrier=Operand("barrier")),
+    "barrier_test": dict(barrier=Operand("barrier")),
+    "barrier_arrive_and_wait": dict(barrier=Operand("barrier")),
     "broadcasted_iota": dict(dtype=jnp.int32, shape=(64, 64), dimension=0, layout=None),
     "cluster_ref": dict(ref=Operand("s"), block_id={"c": 0}),
     "core_map": dict(mesh=plgpu.WarpMesh(axis_name="warp")),
@@ -101,15 +105,21 @@ INSIDE = {
     "exp2_fma": dict(x=Operand("array")),
     "query_cluster_cancel": dict(result_ref=Operand("answer"), grid_names="g"),
     "try_cluster_cancel": dict(result_ref=Operand("answer"), barrier=Operand("barrier")),
+    "delay": dict(nanos=100),
+    "get_global": dict(what=plgpu.SemaphoreType.REGULAR),
     "dim_size": dict(ref=Operand("x"), axis=0),
     "from_fragments": dict(x=Operand("fragments"), shape=(64, 64)),
     "layout_cast": dict(x=Operand("array"), layout=plgpu.Layout.WGMMA),
-    "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA),
+    "load": dict(ref=Operand("x"), layout=plgpu.Layout.WGMMA, mask=Operand("mask"), other=0),
+    "store": dict(ref=Operand("o"), value=Operand("array"), mask=None),
     "named_barrier_arrive": dict(barrier=Operand("named")),
     "named_barrier_sync": dict(barrier=Operand("named")),
     "num_programs": dict(axis=0),
     "program_id": dict(axis=0),
     "run_scoped": dict(f=lambda s: None, collective_axes="wg", s=plgpu.SMEM((8,), F)),
+    "semaphore_read": dict(semaphore=Operand("semaphore")),
+    "semaphore_signal": dict(semaphore=Operand("semaphore"), inc=1, device_id=None, memory_scope="gpu"),
+    "semaphore_wait": dict(semaphore=Operand("semaphore"), value=1, decrement=True, memory_scope="sys"),
     "set_max_registers": dict(n=40, action="decrease"),
     "tcgen05_commit_arrive": dict(barrier=Operand("barrier"), collective_axis=None),
     "tcgen05_mma": dict(
@@ -131,10 +141,14 @@ INSIDE = {
     "when_any_in_warp": dict(condition=Operand("mask")),
 }
 NO_ARGUMENTS = {"commit_smem", "commit_tmem", "last_report", "wait_load_tmem"}
+NO_ARGUMENTS |= {"commit_smem_to_gmem_group"}
 NO_ARGUMENTS |= {"griddepcontrol_launch_dependents", "griddepcontrol_wait"}
 # Elsewhere: classes of the simulator, and what takes any keyword.
 NOT_HERE = {"SimulatorParams", "simulator_params", "Layout", "pl", "plgpu", "CopyPartition", "RefUnion", "TMEMLayout"}
 NOT_HERE |= {"NDLoopInfo", "dynamic_scheduling_loop"}  # what a loop gives; tests/ops/test_launch_control.py
+NOT_HERE |= {"atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor"}  # as atomic_add, of integers
+NOT_HERE |= {"mma", "inline_mgpu"}  # arguments by position; any
+NOT_HERE |= {"SemaphoreType", "SemaphoreSignal", "semaphore_signal_parallel", "semaphore_signal_multicast"}  # tests/ops
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
 # Checked when they meet arrays; tests/pallas.
 NOT_HERE |= {
@@ -182,6 +196,17 @@ RIGHT = {
     ("async_load_tmem", "reduce"): [None],
     ("broadcasted_iota", "layout"): [None],
     ("load", "layout"): [None],
+    ("load", "other"): [None, -1, 1.5],
+    ("store", "value"): [-1, 1.5],
+    ("store", "mask"): [None],
+    ("atomic_add", "val"): [-1, 1.5],
+    ("async_prefetch", "collective_axes"): [None],
+    ("async_prefetch", "leader_tracked"): [None],
+    ("async_prefetch", "predicate"): [None],
+    ("delay", "nanos"): [-1],
+    ("semaphore_signal", "inc"): [-1],
+    ("semaphore_signal", "device_id"): [None],
+    ("semaphore_wait", "value"): [-1],
     ("TryClusterCancelResult", "num_buffers"): [None],
     ("tcgen05_mma", "barrier"): [None],
     ("tcgen05_mma", "a_scale"): [None],
@@ -208,6 +233,7 @@ RIGHT = {
 WORDS = {
     ("set_max_registers", "n", -1): r"set_max_registers\(-1\)",
     ("copy_gmem_to_smem", "collective_axes", "x"): "'x' is not a cluster axis",
+    ("async_prefetch", "collective_axes", "x"): "'x' is not a cluster axis",
     ("query_cluster_cancel", "grid_names", "x"): "the grid has axes",
     ("tcgen05_commit_arrive", "collective_axis", "x"): "'x' is not a cluster axis",
     ("kernel", "thread_name", None): "num_threads and thread_name",
@@ -222,11 +248,11 @@ def call_inside(name, args):
     """Trace and plan a kernel that calls the function."""
     blackwell = name.startswith("tcgen05") or "tmem" in name or "cluster_cancel" in name
 
-    def body(x, o, s, a, b, barrier, named, answer, tmem=None, scales=None, scales_in_tmem=None):
+    def body(x, o, s, a, b, barrier, named, answer, semaphore, tmem=None, scales=None, scales_in_tmem=None):
         def scope(acc=None):
             array = x[...]
             have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc, answer=answer)
-            have |= dict(array=array, mask=array > 0, scales=scales, scales_in_tmem=scales_in_tmem)
+            have |= dict(semaphore=semaphore, array=array, mask=array > 0, scales=scales, scales_in_tmem=scales_in_tmem)
             if tmem is not None:
                 have["rows"] = plgpu.async_load_tmem(tmem)
             if name == "from_fragments":
@@ -244,7 +270,7 @@ def call_inside(name, args):
     m = 128 if blackwell else 64
     scratch = [plgpu.SMEM((64, 64), F), plgpu.SMEM((m, 64), jnp.bfloat16, transforms=TILE)]
     scratch += [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILE), plgpu.Barrier()]
-    scratch += [plgpu.NamedBarrier(num_warpgroups=1), plgpu.TryClusterCancelResult()]
+    scratch += [plgpu.NamedBarrier(num_warpgroups=1), plgpu.TryClusterCancelResult(), plgpu.SemaphoreType.REGULAR]
     scratch += [plgpu.TMEM((128, 64), F)] if blackwell else []
     if "scales" in name:
         e8 = jnp.float8_e8m0fnu

@@ -519,3 +519,42 @@ case("a copy to another block", load(to=at_peer), x(64, 32), scratch=[smem(64, 3
 case("an axis that the cluster lacks", store_to_peer(axis="d"), scratch=[smem(4)], **PAIR)
 case("a block outside of the cluster", store_to_peer(index=2), scratch=[smem(4)], **PAIR)
 case("a peer's peer", peer_of_peer, scratch=[smem(4)], **PAIR)
+
+
+# ---- semaphores, masks, atomic updates, prefetches ---------------------------------------------------------------------------
+SEMAPHORE = plgpu.SemaphoreType.REGULAR
+
+
+def _scoped_semaphore(c):
+    plgpu.run_scoped(plgpu.semaphore_signal, SEMAPHORE)
+
+
+def _masked_peer(c, s):
+    c[...] = plgpu.load(at_peer(s), mask=True)
+
+
+def _masked_scalar(c):
+    plgpu.store(c.at[0], 1.0, mask=True)
+
+
+def _atomic_by_warp(c):
+    plgpu.warp_map(lambda w: plgpu.atomic_add(c, 1.0))
+
+
+case("a semaphore of a scope", _scoped_semaphore, out=o(4))
+case(
+    "a semaphore of another device", lambda c, s: plgpu.semaphore_signal(s, device_id=1), out=o(4), scratch=[SEMAPHORE]
+)
+case("a wait for several semaphores", lambda c, s: plgpu.semaphore_wait(s), out=o(4), scratch=[SEMAPHORE((2,))])
+case("a semaphore read as a buffer", lambda c, s: c.__setitem__(0, s[...] * 1.0), out=o(4), scratch=[SEMAPHORE])
+case("a mask on a peer's memory", _masked_peer, out=o(4), scratch=[smem(4)], **PAIR)
+case("a mask for a scalar", _masked_scalar, out=o(4))
+case("an atomic maximum of floats", lambda c: plgpu.atomic_max(c, 1.0), out=o(4))
+case("an atomic update of an array by a warp", _atomic_by_warp, out=o(4))
+case(
+    "a prefetch along an axis that is not there",
+    lambda a, c: plgpu.async_prefetch(a, collective_axes="c"),
+    x(8, 8),
+    out=o(4),
+)
+case("code in MLIR", lambda c: plgpu.inline_mgpu(), out=o(4))

@@ -10,7 +10,7 @@ import mosaic_gpu
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "memory_model.md"
 # How many rules each chapter of the memory model has: proxies, mbarriers, copies, wgmma, tcgen05, barriers of threads.
-CHAPTERS = {"B": 11, "C": 19, "D": 13, "E": 9, "F": 22, "G": 9}
+CHAPTERS = {"B": 12, "C": 19, "D": 13, "E": 9, "F": 22, "G": 9}
 
 
 def rows(title: str) -> list[list[str]]:

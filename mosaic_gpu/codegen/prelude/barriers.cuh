@@ -6,6 +6,20 @@ DI void named_barrier_arrive(u32 id, u32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same; whether `condition` holds for one of the threads at least.
+DI bool named_barrier_any(u32 id, u32 threads, bool condition) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred mine, any;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "barrier.cta.red.or.pred any, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"((u32)condition)
+      : "memory");
+  return any != 0;
+}
+
 DI void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
 DI void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

@@ -4,4 +4,3 @@ DI void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta
 
 DI void fence_proxy_async_cluster() { asm volatile("fence.proxy.async.shared::cluster;" ::: "memory"); }
 
-DI void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

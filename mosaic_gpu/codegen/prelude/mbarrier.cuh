@@ -55,6 +55,19 @@ DI bool mbarrier_test(u32 bar, u32 parity) {
   return done != 0;
 }
 
+// The same; if it has, this thread sees what other blocks of the cluster did before their arrivals.
+DI bool mbarrier_test_cluster(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Returns when the phase of this parity has ended. The hardware suspends the thread between tries.
 DI void mbarrier_wait(u32 bar, u32 parity) {
   asm volatile(

@@ -1,10 +1,6 @@
 // Copies by TMA, between global memory (a tensor map and coordinates, innermost first) and shared memory. One thread issues.
 // A load ends by counting its bytes at an mbarrier; a store ends with its bulk group.
 
-DI void tma_prefetch_descriptor(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"((u64)map) : "memory");
-}
-
 // ---- loads
 
 DI void tma_load_1d(u32 destination, const TensorMap* map, u32 bar, int c0) {
@@ -187,4 +183,26 @@ DI void tma_store_wait_read() {
 template <int N>
 DI void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- into the L2 cache, of which nothing tells the end
+
+DI void tma_prefetch_1d(const TensorMap* map, int c0) {
+  asm volatile("cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%0, {%1}];" ::"l"((u64)map), "r"(c0) : "memory");
+}
+
+DI void tma_prefetch_2d(const TensorMap* map, int c0, int c1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"((u64)map), "r"(c0), "r"(c1) : "memory");
+}
+
+DI void tma_prefetch_3d(const TensorMap* map, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((u64)map), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+DI void tma_prefetch_4d(const TensorMap* map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"((u64)map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+DI void tma_prefetch_5d(const TensorMap* map, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"((u64)map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
