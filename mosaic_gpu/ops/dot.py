@@ -3,8 +3,8 @@
 Both operands meet in the warpgroup's scratch, each line of K contiguous, and every warp takes its tiles of the result:
 `mma.sync` m16n8 with 32 bytes of K at a time (PTX ISA 9.7.14.5) for 16-bit floats, tf32 and 8-bit integers, accumulating in
 float32 or int32; for all other types one fma after the other.  Extents that are no multiple of a tile's are filled up with
-zeros.  On sm_90a the planner makes a wgmma of a product whose operands lie in shared memory as wgmma reads them
-(`plan/products.py`); then none of this runs.
+zeros.  The planner makes wgmma or tcgen05 of a product whose shape and operands they take (`plan/products.py`); then none of
+this runs.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _(ctx: Any, e: Equation) -> Dot:
     x = e.operands[0]
     if x.dtype not in (*FLOATS, *INTEGERS):
         raise UnsupportedCall(
-            f"dot_general of {x.dtype} in registers; convert with astype first, or on sm_90a multiply what lies in shared "
-            "memory, contiguous along K, tiled and swizzled",
+            f"dot_general of {x.dtype} in registers; convert with astype first, or multiply what lies in shared memory, tiled "
+            "and swizzled, m a multiple of 64, n of 8 up to 256, k of 32 (on sm_90a contiguous along K)",
             e.line,
         )
     return dot_of(e)

@@ -1,10 +1,11 @@
-"""Products before anything else looks at a role: sums into them, and on sm_90a wgmma in the place of `dot_general`.
+"""Products before anything else looks at a role: sums into them, and wgmma or tcgen05 in the place of `dot_general`.
 
 `acc + jnp.dot(a, b)` is one product that starts from acc: its result needs no registers of its own, and nothing is added
-afterwards.  Where operands lie in shared memory as wgmma reads them, a product becomes a scope with an accumulator, one wgmma
-group and the read that waits for it; so its waits, fences and commits are those of every wgmma.  B, and A where it can, is read
-where it was loaded from, which is the same if nothing between the load and the product writes memory or waits.  Other
-products stay `dot_general`; those on mma.sync read operands in shared memory where they lie, too, if ldmatrix can.
+afterwards.  Operands in shared memory are read where they were loaded from, which is the same if nothing between the load and
+the product writes memory or waits.  On sm_90a, where they lie as wgmma reads them, a product becomes a scope with an
+accumulator, one wgmma group and the read that waits for it; so its waits, fences and commits are those of every wgmma.  What
+takes its place on Blackwell is in `tcgen05_products.py`.  Other products stay `dot_general`; those on mma.sync read operands in
+shared memory where they lie, too, if ldmatrix can.
 """
 
 from __future__ import annotations
