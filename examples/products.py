@@ -1,7 +1,7 @@
 """Products and index arrays in plain `jax.numpy`: `@` in a kernel, embedding rows by their tokens, a histogram.
 
-No tensor-core instruction, fragment or wait is named.  `matmul` multiplies tiles that TMA brings into shared memory: on Hopper
-each `@` is a wgmma; `mlp` and `attend` multiply arrays in registers.  Run this file to see each against JAX.
+No tensor-core instruction, fragment or wait is named.  `matmul` multiplies tiles that TMA brings into shared memory: each `@` is
+a wgmma on Hopper, tcgen05 on Blackwell; `mlp` and `attend` multiply arrays in registers.  Run this file to see each against JAX.
 """
 
 from __future__ import annotations

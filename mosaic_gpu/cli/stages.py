@@ -12,7 +12,7 @@ from rich.text import Text
 from ..ops.registry import Scope
 from ..plan import in_flight, roles
 from ..plan.model import Block, Plan, Role
-from ..plan.products import lower_products
+from ..plan.products import Products
 from ..program import Program, Value, format_equations, format_program
 from .common import table
 
@@ -21,10 +21,10 @@ def stage_texts(program: Program, plan: Plan) -> dict[str, str]:
     """The text of each stage, by name in the order of the passes."""
     split = roles.split(program.body, program.thread_name, program.num_threads)
     names = {r.indices: r.name for r in plan.roles}
-    fresh = in_flight.unused_ids(*(part.equations for part in split))
+    products = Products(program, plan.arch, split)
     by_role, resolved = [], []
     for part in split:
-        result = in_flight.resolve(lower_products(part.equations, program, plan.generation, fresh), fresh)
+        result = in_flight.resolve(products.lower(part), products.fresh)
         head = f"role {names.get(part.indices, part.indices)}: warpgroups {', '.join(map(str, part.indices))}"
         by_role += [head, *format_equations(part.equations, 1), ""]
         resolved += [head, *format_equations(result.equations, 1)]

@@ -92,7 +92,7 @@ class MemoryEmitter(ValueEmitter):
         else:
             self._global_array(access, x, store=True)
 
-    def elected(self) -> Any:
+    def elected(self, tcgen05: bool = False) -> Any:
         raise NotImplementedError
 
     def _acc_registers(self, ref: Value) -> int:

@@ -52,7 +52,7 @@ class Tcgen05Emitter(MemoryEmitter):
             if isinstance(p.accumulate, Literal) and p.accumulate.value
             else f"({self.scalar(p.accumulate)}) ? 1 : 0"
         )
-        with self.elected():
+        with self.elected(tcgen05=True):
             start = self.descriptor(p.a) if isinstance(p.a, SharedOperand) else self.tmem_start(p.a)
             self.line(f"u32 a_low = {start}, b_low = {self.descriptor(p.b)};")
             self.line(f"u32 d = {self.tmem_start(p.d)};")
@@ -88,7 +88,7 @@ class Tcgen05Emitter(MemoryEmitter):
         place = p.start + Affine(self.plan.buffers[p.buffer].offset)
         units = Affine(place.const // 16, tuple((v, f // 16) for v, f in place.terms))
         word = p.descriptor()
-        with self.elected():
+        with self.elected(tcgen05=True):
             self.line(f"u32 low = smem_units + {self.affine(units)} + {descriptor_low(word.leading):#x}u;")
             self.line(f"u32 to = {self.tmem_start(p.part)};")
             for offset, cell in p.steps:

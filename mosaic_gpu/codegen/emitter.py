@@ -242,9 +242,15 @@ class Emitter(ScanEmitter, MmaEmitter):
 
     # ---- who runs ---------------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def elected(self) -> Iterator[None]:
-        """One thread of the role's unit: always the same one, as groups of copies and commits belong to a thread."""
-        one = "tid == 0" if self.scope is Scope.WARPGROUP else ("elect_one()" if self.together else "lane == 0")
+    def elected(self, tcgen05: bool = False) -> Iterator[None]:
+        """One thread of the role's unit: always the same one, as groups of copies and commits belong to a thread.
+
+        tcgen05: for its products and their commits, whose operands are uniform registers of a warp that stays together.
+        """
+        if self.scope is Scope.WARPGROUP:
+            one = "warp == 0 && elect_one()" if tcgen05 else "tid == 0"
+        else:
+            one = "elect_one()" if self.together else "lane == 0"
         head = "" if self.single_thread else f"if ({one})"
         with self.block(head):
             yield

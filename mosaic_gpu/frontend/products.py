@@ -21,6 +21,9 @@ EXACT = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "
 # Algorithms by the operand type that they are: the tensor core's own, accumulating in float32.
 OWN = {"float16": ("F16_F16_F32",), "bfloat16": ("BF16_BF16_F32",), "float32": ("TF32_TF32_F32",)}
 
+# Types that a product takes as they are, though they differ.
+TOGETHER = ({"int8", "uint8"}, {"float8_e4m3fn", "float8_e5m2"})
+
 
 def _precision(precision: Any, dtype: str, line: Line | None) -> str:
     """'' for the tensor core's way with a type, 'exact' for float32 products of all bits."""
@@ -52,7 +55,7 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     result = e.outvars[0].aval
     dtype = dtype_name(result.dtype)
     common = x.dtype
-    if x.dtype != y.dtype and {x.dtype, y.dtype} != {"int8", "uint8"}:
+    if x.dtype != y.dtype and {x.dtype, y.dtype} not in TOGETHER:
         common = dtype_name(jax.numpy.promote_types(np.dtype(e.invars[0].aval.dtype), np.dtype(e.invars[1].aval.dtype)))
         x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
     precision = _precision(e.params.get("precision"), common, line)

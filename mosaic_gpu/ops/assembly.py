@@ -10,8 +10,9 @@ import numpy as np
 
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import array_bytes, row_major
-from ..program import Equation
-from .moves import ALL
+from ..layouts.spread import register_table
+from ..program import Equation, Value
+from .moves import ALL, Map
 from .registry import BOTH, Op, op
 
 
@@ -37,9 +38,31 @@ def _define(
 
 
 # ---- concatenate, split, tile ----------------------------------------------------------------------------------------
+def _joined(layout_of: Callable[[Any], RegisterLayout | None], e: Equation) -> list[tuple[int, int]] | None:
+    """For each register of the result (operand, its register) where every thread has what it wants; else None."""
+    layout, d, start = layout_of(e.results[0]), e.param("dimension"), 0
+    found: dict[int, tuple[int, int]] = {}
+    for k, x in enumerate(e.operands):
+        own, rank = layout_of(x), len(x.shape)
+        if layout is None or own is None:
+            return None
+        place = tuple(start if i == d else 0 for i in range(rank))
+        identity = tuple(tuple(int(i == j) for j in range(rank)) for i in range(rank))
+        table = register_table(layout, own, Map(layout.shape, identity, place))
+        if table is None:
+            return None
+        found |= {r: (k, i) for i, r in enumerate(table)}
+        start += x.shape[d]
+    return [found[r] for r in range(len(found))] if layout is not None and len(found) == layout.registers else None
+
+
 def _concatenate(out: Any, step: Any) -> None:
     e = step.equation
     result, d = e.results[0], e.param("dimension")
+    joined = _joined(out.layout, e)
+    if joined is not None:
+        out.assign_elements(result, [out.element(e.operands[k], i) for k, i in joined])
+        return
     strides, start = row_major(result.shape), 0
     out.met()
     for x in e.operands:
@@ -50,12 +73,24 @@ def _concatenate(out: Any, step: Any) -> None:
     out.from_scratch(result, strides)
 
 
-_define(
+concatenate = _define(
     "concatenate",
     _concatenate,
     lambda e, *xs: np.concatenate(xs, e.param("dimension")),
     lambda e: array_bytes(e.results[0]),
 )
+
+
+@concatenate.scratch
+def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
+    there = _joined(lambda x: layouts.get(x.id) if isinstance(x, Value) else None, e)
+    return 0 if there is not None else array_bytes(e.results[0])
+
+
+@concatenate.layouts
+def _(solver: Any, e: Equation) -> None:
+    for x in e.operands:
+        solver.part(e, e.results[0], x)
 
 
 def _split(out: Any, step: Any) -> None:

@@ -3,8 +3,8 @@
 Operands in shared memory that ldmatrix can read are read where they lie; all others meet in the warpgroup's scratch, each line
 of K contiguous, filled up with zeros to whole tiles.  Every warp takes its tiles of the result: `mma.sync` m16n8 with 32 bytes
 of K at a time (PTX ISA 9.7.14.5) for 16-bit floats, tf32 and 8-bit integers, accumulating in float32 or int32; for all other
-types one fma after the other.  On sm_90a the planner makes a wgmma of a product whose operands lie in shared memory as wgmma
-reads them (`plan/products.py`); then none of this runs.
+types one fma after the other.  The planner makes wgmma or tcgen05 of a product whose shape and operands they take
+(`plan/products.py`); then none of this runs.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def _(ctx: Any, e: Equation) -> Dot:
     x = e.operands[0]
     if x.dtype not in (*FLOATS, *INTEGERS):
         raise UnsupportedCall(
-            f"dot_general of {x.dtype} in registers; convert with astype first, or on sm_90a multiply what lies in shared "
-            "memory, contiguous along K, tiled and swizzled",
+            f"dot_general of {x.dtype} in registers; convert with astype first, or multiply what lies in shared memory, tiled "
+            "and swizzled, m a multiple of 64, n of 8 up to 256, k of 32 (on sm_90a contiguous along K)",
             e.line,
         )
     return dot_of(e)

@@ -281,7 +281,7 @@ def _(ctx: Any, e: Equation) -> CommitPlan:
 
 @commit_p.emit((SM100,), (WARPGROUP, WARP))
 def _(out: Any, step: Any) -> None:
-    with out.elected():
+    with out.elected(tcgen05=True):
         out.tcgen05_commit(step.data)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import Line, MosaicGpuError, UnsupportedCall, UnsupportedPrimitive
+from ..errors import Line, MosaicGpuError, ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import ITEM_BITS
@@ -20,7 +20,7 @@ from ..program import Equation, Program, Value, refs_of, walk
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .peers import accesses, check_peer, met_by_peers, reaches_peers
-from .products import lower_products
+from .products import Products
 from .registers import check_registers
 from .resources import (
     Resources,
@@ -140,7 +140,6 @@ class PlanContext:
 
 def build_plan(program: Program, arch: str) -> Plan:
     """Plan a program for `arch` ('sm_90a', 'sm_100a', 'sm_103a').  Every legality error is raised here."""
-    generation = Generation.of_arch(arch)
     if not 1 <= program.num_threads <= 8:
         raise UnsupportedCall(
             f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line
@@ -154,13 +153,27 @@ def build_plan(program: Program, arch: str) -> Plan:
         if any(n >= 2**31 for n in v.shape):
             raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
     splits = roles.split(program.body, program.thread_name, program.num_threads)
+    products = Products(program, arch, splits)
+    try:
+        return _plan(program, arch, splits, products)
+    except ResourceExceeded:
+        if not products.staged:
+            raise
+    # There may be room if no operands of products go from registers to tcgen05.
+    return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
+
+
+def _plan(program: Program, arch: str, splits: Sequence[Split], products: Products) -> Plan:
+    """The same, for a program that has been split into roles."""
+    generation = products.generation
     notes: list[str] = []
     resolved: list[tuple[Split, tuple[Equation, ...]]] = []
-    fresh = in_flight.unused_ids(*(s.equations for s in splits))
     for s in splits:
-        result = in_flight.resolve(lower_products(s.equations, program, generation, fresh), fresh)
+        result = in_flight.resolve(products.lower(s), products.fresh)
         notes += result.notes
         resolved.append((s, result.equations))
+    notes += products.notes
+    program = products.program
     early = waits_for_earlier_kernels([equations for _, equations in resolved])
     names = [_name(s, program) for s in splits]
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]

@@ -24,7 +24,7 @@ from . import in_flight, roles
 from .build import PlanContext, build_plan, refuse_types
 from .model import Plan, Step
 from .peers import check_peer
-from .products import lower_products
+from .products import Products
 from .resources import Resources, allocate
 
 
@@ -57,7 +57,6 @@ class Checked:
 def check_program(program: Program, arch: str) -> Checked:
     """Every operation and every failure of a program for `arch`."""
     out = Checked()
-    generation = Generation.of_arch(arch)
 
     def tried(what: Callable[[], Any]) -> Any:
         try:
@@ -68,12 +67,15 @@ def check_program(program: Program, arch: str) -> Checked:
 
     splits = tried(lambda: roles.split(program.body, program.thread_name, program.num_threads)) or []
     bodies: list[tuple[tuple[int, ...], Sequence[Equation]]] = []
-    fresh = in_flight.unused_ids(*(s.equations for s in splits))
+    products = tried(lambda: Products(program, arch, splits))
     for s in splits:
-        equations: Sequence[Equation] = lower_products(s.equations, program, generation, fresh)
-        resolved = tried(lambda equations=equations: in_flight.resolve(equations, fresh))  # type: ignore[misc]
-        bodies.append((s.indices, resolved.equations if resolved else equations))
-    resources = tried(lambda: allocate(program, bodies))
+        equations: Sequence[Equation] = s.equations
+        if products is not None:
+            equations = tried(lambda s=s: products.lower(s)) or equations  # type: ignore[misc]
+            resolved = tried(lambda equations=equations: in_flight.resolve(equations, products.fresh))  # type: ignore[misc]
+            equations = resolved.equations if resolved else equations
+        bodies.append((s.indices, equations))
+    resources = tried(lambda: allocate(program if products is None else products.program, bodies))
     for _, equations in bodies:
         _check_role(program, arch, equations, resources, out)
     if not out.errors:

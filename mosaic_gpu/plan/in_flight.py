@@ -80,9 +80,10 @@ class Result:
     notes: list[str]
 
 
-def unused_ids(*equations: Sequence[Equation]) -> Iterator[int]:
+def unused_ids(*equations: Sequence[Equation], values: Sequence[Value] = ()) -> Iterator[int]:
     """For new values: ids that none of these has."""
-    return itertools.count(1 + max((v.id for some in equations for v in _values(some)), default=0))
+    known = itertools.chain(values, *(_values(some) for some in equations))
+    return itertools.count(1 + max((v.id for v in known), default=0))
 
 
 def resolve(equations: Sequence[Equation], fresh: Iterator[int]) -> Result:

@@ -1,10 +1,11 @@
-"""Products before anything else looks at a role: sums into them, and on sm_90a wgmma in the place of `dot_general`.
+"""Products before anything else looks at a role: sums into them, and wgmma or tcgen05 in the place of `dot_general`.
 
 `acc + jnp.dot(a, b)` is one product that starts from acc: its result needs no registers of its own, and nothing is added
-afterwards.  Where operands lie in shared memory as wgmma reads them, a product becomes a scope with an accumulator, one wgmma
-group and the read that waits for it; so its waits, fences and commits are those of every wgmma.  B, and A where it can, is read
-where it was loaded from, which is the same if nothing between the load and the product writes memory or waits.  Other
-products stay `dot_general`; those on mma.sync read operands in shared memory where they lie, too, if ldmatrix can.
+afterwards.  Operands in shared memory are read where they were loaded from, which is the same if nothing between the load and
+the product writes memory or waits.  On sm_90a, where they lie as wgmma reads them, a product becomes a scope with an
+accumulator, one wgmma group and the read that waits for it; so its waits, fences and commits are those of every wgmma.  What
+takes its place on Blackwell is in `tcgen05_products.py`.  Other products stay `dot_general`; those on mma.sync read operands in
+shared memory where they lie, too, if ldmatrix can.
 """
 
 from __future__ import annotations
@@ -19,37 +20,62 @@ from ..layouts.operands import shared_operand
 from ..layouts.registers import Layout
 from ..layouts.shared import SharedLayout, shared_layout
 from ..memory import MemorySpace
-from ..ops.dot import ACCURATE, dot_of
+from ..ops.dot import ACCURATE, Dot, dot_of
 from ..ops.registry import OPS, Generation
 from ..ops.wgmma import TYPES
 from ..program import Equation, Operand, Program, Region, Value, View, scalars_of, walk
-from .roles import DEAD_IF_UNUSED
+from .in_flight import unused_ids
+from .roles import DEAD_IF_UNUSED, Split
+from .tcgen05_products import Pool, RoleProducts, Terms, transposed
 
 LOADS = ("get", "load")
 
 
-def lower_products(
-    equations: Sequence[Equation], program: Program, generation: Generation, fresh: Iterator[int]
-) -> tuple[Equation, ...]:
-    """A role's equations with sums taken into its products, and products rewritten where that is possible.
+class Products:
+    """Lowers the products of a kernel's roles, one role after the other.
 
-    fresh: ids that no role of the kernel has.
+    splits: the roles; staging: whether operands in registers may go through shared memory to tcgen05.  `program` has, once all
+    roles are lowered, what their products need of the block.
     """
-    equations = tuple(equations)
-    if not any(e.op == "dot_general" for e in walk(equations)):
-        return equations
-    if not program.params.strict_math:  # which rounds products before it adds
-        uses = collections.Counter(i for e in walk(equations) for i in _read(e))
-        equations = _with_sums(equations, uses)
-    written = {
-        o.ref.id
-        for e in walk(program.body)
-        if e.op in ("swap", "put_indexed")
-        for o in e.operands[:1]
-        if isinstance(o, View) and o.space.kind == "smem"
-    }
-    out = _Rewriter(generation, written, fresh).region(equations)
-    return _without_unused(out)
+
+    def __init__(self, program: Program, arch: str, splits: Sequence[Split], staging: bool = True) -> None:
+        self._program, self.generation = program, Generation.of_arch(arch)
+        bodies = (program.body, *(s.equations for s in splits))
+        self.fresh = unused_ids(*bodies, values=(*program.inputs, *program.scratch))
+        on_tcgen05 = self.generation is Generation.SM100 and any(e.op == "dot_general" for e in walk(program.body))
+        self.pool = Pool(program, arch, self.fresh, staging) if on_tcgen05 else None
+
+    @property
+    def program(self) -> Program:
+        own = self.pool.scratch if self.pool is not None else ()
+        return dataclasses.replace(self._program, scratch=(*self._program.scratch, *own)) if own else self._program
+
+    @property
+    def notes(self) -> list[str]:
+        return self.pool.notes if self.pool is not None else []
+
+    @property
+    def staged(self) -> bool:
+        return self.pool is not None and self.pool.staged
+
+    def lower(self, role: Split) -> tuple[Equation, ...]:
+        """A role's equations with sums taken into its products, and products rewritten where that is possible."""
+        equations = role.equations
+        if not any(e.op == "dot_general" for e in walk(equations)):
+            return equations
+        if not self._program.params.strict_math:  # which rounds products before it adds
+            uses = collections.Counter(i for e in walk(equations) for i in _read(e))
+            equations = _with_sums(equations, uses)
+        written = {
+            o.ref.id
+            for e in walk(self._program.body)
+            if e.op in ("swap", "put_indexed")
+            for o in e.operands[:1]
+            if isinstance(o, View) and o.space.kind == "smem"
+        }
+        own = RoleProducts(self.pool, role.indices) if self.pool is not None else None
+        out = _Rewriter(self.generation, written, self.fresh, own).region(equations)
+        return _without_unused(own.finished(out) if own is not None else out)
 
 
 def _read(e: Equation) -> Iterator[int]:
@@ -80,10 +106,11 @@ def _with_sums(equations: tuple[Equation, ...], uses: Mapping[int, int]) -> tupl
 
 
 class _Rewriter:
-    """written: ids of shared buffers that ordinary stores write; ids: fresh ones."""
+    """written: ids of shared buffers that ordinary stores write; ids: fresh ones; own: the role's products on tcgen05."""
 
-    def __init__(self, generation: Generation, written: set[int], ids: Iterator[int]) -> None:
-        self.generation, self.written, self.ids = generation, written, ids
+    def __init__(self, generation: Generation, written: set[int], ids: Iterator[int], own: RoleProducts | None) -> None:
+        self.generation, self.written, self.ids, self.own = generation, written, ids, own
+        self.sources: dict[int, Value] = {}  # of arrays that are another one transposed
 
     def region(self, equations: Sequence[Equation]) -> tuple[Equation, ...]:
         out: list[Equation] = []
@@ -93,12 +120,17 @@ class _Rewriter:
                 if len(e.operands[0].shape) == 2 and not e.operands[0].peer:
                     loaded[e.results[0].id] = e.operands[0]
             elif e.op == "transpose" and isinstance(e.operands[0], Value) and e.operands[0].id in loaded:
-                loaded[e.results[0].id] = _transposed(loaded[e.operands[0].id])
+                loaded[e.results[0].id] = transposed(loaded[e.operands[0].id])
+            elif e.op == "transpose" and len(e.results[0].shape) == 2 and isinstance(e.operands[0], Value):
+                self.sources[e.results[0].id] = e.operands[0]
             elif e.op == "dot_general":
-                out += self.wgmma(e, loaded) or self.in_place(e, loaded) or [e]
+                out += self.tensor_core(e, loaded) or self.in_place(e, loaded) or [e]
                 continue
             elif not (e.op in DEAD_IF_UNUSED or e.op in (*LOADS, "num_programs") or (e.op in OPS and OPS[e.op].pure)):
                 loaded = {}
+            if e.op == "warp_map":  # where a product is refused
+                out.append(e)
+                continue
             regions = tuple(Region(r.inputs, self.region(r.equations), r.outputs) for r in e.regions)
             out.append(e.with_(regions=regions))
         return tuple(out)
@@ -134,25 +166,40 @@ class _Rewriter:
     def layout(view: View) -> SharedLayout:
         return shared_layout(view.ref.shape, view.dtype, view.space, None)
 
-    def wgmma(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
-        """The equations that take a product's place; None where wgmma cannot do it."""
-        if self.generation is not Generation.SM90:
-            return None
+    def tensor_core(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
+        """The equations that take a product's place on wgmma or tcgen05; None where they cannot do it."""
         d = dot_of(e)
-        x, y, *start = e.operands
-        result = e.results[0]
-        b_types, acc_types = TYPES.get(x.dtype, ((), ()))
+        x, y = e.operands[:2]
         if (
             d.left[0] >= 0
             or -1 in (*d.left[1:], *d.right[1:])
             or (x.dtype == "float32" and e.param("precision") == ACCURATE)
-            or y.dtype not in b_types
-            or d.acc not in acc_types
             or d.m % 64
-            or d.n % (16 if d.acc == "int32" and d.n > 32 else 8)
+            or d.n % 8
             or d.n > 256
             or d.k % (32 // d.size)
         ):
+            return None
+        if self.generation is Generation.SM90:
+            return self.wgmma(e, d, loaded)
+        assert self.own is not None
+        operands: list[tuple[Operand, bool]] = []
+        for o, turned in ((x, d.left[2] == 0), (y, d.right[2] == 1)):
+            view = loaded.get(o.id) if isinstance(o, Value) else None
+            source = self.sources.get(o.id) if isinstance(o, Value) else None
+            if view is not None:
+                operands.append((view, turned))
+            else:
+                operands.append((o, turned) if source is None else (source, not turned))
+        (a, a_turned), (b, b_turned) = operands
+        return self.own.lower(e, Terms(d.m, d.n, d.k, d.acc, a, b, (a_turned, b_turned)), self.fence(e, (a, b)))
+
+    def wgmma(self, e: Equation, d: Dot, loaded: dict[int, View]) -> list[Equation] | None:
+        """B is in shared memory, A there or a 16-bit array."""
+        x, y, *start = e.operands
+        result = e.results[0]
+        b_types, acc_types = TYPES.get(x.dtype, ((), ()))
+        if y.dtype not in b_types or d.acc not in acc_types or (d.acc == "int32" and d.n > 32 and d.n % 16):
             return None
         b = self.operand(y, loaded, d.right[2] == 1, 0)
         if b is None:
@@ -189,16 +236,12 @@ class _Rewriter:
         view = loaded.get(o.id) if isinstance(o, Value) else None
         if view is None:
             return None
-        view = _transposed(view) if turn else view
+        view = transposed(view) if turn else view
         try:
             shared_operand(view, self.layout(view), k_axis, "operand", None)
         except MosaicGpuError:
             return None
         return view
-
-
-def _transposed(view: View) -> View:
-    return dataclasses.replace(view, permutation=tuple(reversed(view.permutation)))
 
 
 def _without_unused(equations: tuple[Equation, ...]) -> tuple[Equation, ...]:

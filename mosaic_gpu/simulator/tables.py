@@ -59,6 +59,11 @@ class Tables:
         """Whether every element that both touch is touched by one thread, the same in both."""
         found = self._apart.get((a, b))
         if found is None:
+            one, other = (self._geometry[number][1] for number, _ in (a, b))
+            if (
+                one.space.kind == "smem" and one.ref.id != other.ref.id
+            ):  # of a union: elements are not at the same places
+                return False
             owners = self._owners(a), self._owners(b)
             both = (owners[0] >= -1) & (owners[1] >= -1)
             found = self._apart[a, b] = bool(((owners[0] == owners[1]) & (owners[0] >= 0))[both].all())

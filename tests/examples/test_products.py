@@ -22,7 +22,7 @@ sys.modules["examples_products"] = products
 _spec.loader.exec_module(products)
 
 EXAMPLES = products.examples()
-INSTRUCTION = {"matmul": ("wgmma_m64", "mma_bf16"), "mlp": ("mma_bf16",) * 2, "attend": ("mma_bf16",) * 2}
+INSTRUCTION = {"matmul": ("wgmma_m64", "tcgen05_mma_f16_ss"), "mlp": ("mma_bf16",) * 2, "attend": ("mma_bf16",) * 2}
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

@@ -222,7 +222,7 @@ IN_PLACE = {
     "plain": (lambda a, b: a[...] @ b[...], (32, 64), (64, 24)),
     "b_transposed": (lambda a, b: a[...] @ b[...].T, (32, 64), (24, 64)),
     "a_transposed": (lambda a, b: a[...].T @ b[...], (64, 48), (64, 24)),
-    "both_transposed": (lambda a, b: a[...].T @ b[...].T, (64, 128), (8, 64)),
+    "both_transposed": (lambda a, b: a[...].T @ b[...].T, (64, 32), (8, 64)),
     "parts": (lambda a, b: a[16:, :32] @ b[32:, 8:24], (64, 64), (64, 24)),
     "one_from_registers": (lambda a, b: (a[...] + a[...]) @ b[...], (64, 64), (64, 40)),
 }

@@ -88,7 +88,8 @@ def test_tiles_become_wgmma(dtype, out, compiled):
 
 
 def test_on_sm100_they_are_read_where_they_lie(compiled):
-    a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
+    """By ldmatrix, where tcgen05 has no such shape."""
+    a, b = random(BF16, 32, 64), random(BF16, 64, 64, seed=1)
     plan = plan_of(product(F32), a, b, "sm_100a")
     found = operations(plan)
     assert found[-3:] == ["dot_general", "commit_smem", "swap"] and not {"get", "load"} & set(found)
@@ -163,9 +164,9 @@ def test_without_a_swizzle_there_is_no_descriptor():
     close(simulate(plan, [a, b])[0], a, b)
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_a_loop_over_k(arch, compiled):
-    """The plainest matmul: one slot, refilled after the product that read it."""
+@pytest.mark.parametrize(("arch", "rows"), [("sm_90a", 64), ("sm_100a", 32)])
+def test_a_loop_over_k(arch, rows, compiled):
+    """The plainest matmul: one slot, refilled after the product that read it; on Blackwell too small for tcgen05."""
 
     def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any, full: Any) -> None:
         def step(i: Any, acc: Any) -> Any:
@@ -175,14 +176,14 @@ def test_a_loop_over_k(arch, compiled):
             plgpu.barrier_wait(full)
             return acc + jnp.dot(a_tile[...], b_tile[...], preferred_element_type=F32)
 
-        o[...] = lax.fori_loop(0, 4, step, jnp.zeros((64, 128), F32))
+        o[...] = lax.fori_loop(0, 4, step, jnp.zeros((rows, 128), F32))
 
-    a, b = random(BF16, 64, 256), random(BF16, 256, 128, seed=1)
+    a, b = random(BF16, rows, 256), random(BF16, 256, 128, seed=1)
     abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)]
     kernel = plgpu.kernel(
         body,
-        jax.ShapeDtypeStruct((64, 128), F32),
-        scratch_types=[smem((64, 64), BF16), smem((64, 128), BF16), plgpu.Barrier(num_arrivals=2)],
+        jax.ShapeDtypeStruct((rows, 128), F32),
+        scratch_types=[smem((rows, 64), BF16), smem((64, 128), BF16), plgpu.Barrier(num_arrivals=2)],
     )
     plan = build_plan(kernel.program(*abstract), arch)
     assert ("wgmma" if arch == "sm_90a" else "dot_general") in operations(plan)
@@ -260,20 +261,20 @@ def test_the_wait_is_needed():
         simulate(without(plan, "wgmma_wait"), [a, a])
 
 
-def without(plan: Any, op: str) -> Any:
-    """The plan with one operation taken out."""
+def without(plan: Any, op: str, which: Any = lambda equation: True) -> Any:
+    """The plan with one operation taken out, or those of them of which `which` says so."""
 
     def block_of(block: Any) -> Any:
-        kept = (s for s in block.steps if s.equation.op != op)
+        kept = (s for s in block.steps if s.equation.op != op or not which(s.equation))
         steps = tuple(dataclasses.replace(s, regions=tuple(map(block_of, s.regions))) for s in kept)
         return dataclasses.replace(block, steps=steps)
 
     return dataclasses.replace(plan, roles=tuple(dataclasses.replace(r, body=block_of(r.body)) for r in plan.roles))
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_the_fences_are_needed(arch):
-    """wgmma, or ldmatrix of other threads, behind ordinary stores; and what is stored after it."""
+@pytest.mark.parametrize(("arch", "n", "fences"), [("sm_90a", 64, 1), ("sm_100a", 64, 1), ("sm_100a", 32, 2)])
+def test_the_fences_are_needed(arch, n, fences):
+    """wgmma, tcgen05, or ldmatrix of other threads, behind ordinary stores; and what is stored after it."""
 
     def body(a: Any, b: Any, o: Any, a_tile: Any, b_tile: Any) -> None:
         a_tile[...] = a[...]
@@ -281,10 +282,10 @@ def test_the_fences_are_needed(arch):
         o[...] = a_tile[...] @ b_tile[...]
         a_tile[...] = b[...]
 
-    t = jax.ShapeDtypeStruct((64, 64), BF16)
-    plan = build_plan(plgpu.kernel(body, t, scratch_types=[smem((64, 64), BF16)] * 2).program(t, t), arch)
-    assert operations(plan).count("commit_smem") == (1 if arch == "sm_90a" else 2)
-    a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
+    t, tiled = jax.ShapeDtypeStruct((n, n), BF16), smem((n, n), BF16, tile(BF16, 2 * n))
+    plan = build_plan(plgpu.kernel(body, t, scratch_types=[tiled] * 2).program(t, t), arch)
+    assert operations(plan).count("commit_smem") == fences
+    a, b = random(BF16, n, n), random(BF16, n, n, seed=1)
     close(simulate(plan, [a, b])[0], a, b)
     with pytest.raises(Race, match="commit_smem"):
         simulate(without(plan, "commit_smem"), [a, b])
@@ -298,18 +299,18 @@ def test_sums_are_taken_into_products(arch, strict, compiled):
 
     def body(a: Any, b: Any, o: Any, p: Any, q: Any) -> None:
         x, y = a[...], b[...]
-        acc = jnp.zeros((64, 64), F32) + 1
+        acc = jnp.zeros((32, 32), F32) + 1
         o[...] = acc + jnp.dot(x, y, preferred_element_type=F32)
         both = jnp.dot(x, y, preferred_element_type=F32)
         p[...] = both + acc * 2
         q[...] = both
 
-    t, out = jax.ShapeDtypeStruct((64, 64), BF16), jax.ShapeDtypeStruct((64, 64), F32)
+    t, out = jax.ShapeDtypeStruct((32, 32), BF16), jax.ShapeDtypeStruct((32, 32), F32)
     params = plgpu.CompilerParams(strict_math=strict)
     plan = build_plan(plgpu.kernel(body, [out] * 3, compiler_params=params).program(t, t), arch)
     products = [e for r in plan.roles for s in r.body.steps if (e := s.equation).op == "dot_general"]
     assert [len(e.operands) for e in products] == ([2, 2] if strict else [3, 2])
-    a, b = random(BF16, 64, 64), random(BF16, 64, 64, seed=1)
+    a, b = random(BF16, 32, 32), random(BF16, 32, 32, seed=1)
     product = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     for found, start in zip(simulate(plan, [a, b]), (1, 2, 0), strict=True):
         np.testing.assert_allclose(found, product + start, rtol=1e-5, atol=1e-4)

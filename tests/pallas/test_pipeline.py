@@ -226,6 +226,60 @@ def test_compiles_for_hopper(compiled):
     assert {"HGMMA", "UTMALDG"} <= set(report.mnemonics)
 
 
+def plain(rows, **options):
+    """Sums of products over the pipeline's steps; no instruction is named."""
+    specs = [
+        plgpu.BlockSpec((rows, 64), lambda k: (0, k), transforms=SWIZZLED),
+        plgpu.BlockSpec((64, 128), lambda k: (k, 0), transforms=SWIZZLED),
+    ]
+    sums = plgpu.BlockSpec((rows, 128), lambda k: (0, 0))
+
+    def body(ids, a, b, o):
+        @plgpu.when(ids[0] == 0)
+        def _():
+            o[...] = jnp.zeros_like(o)
+            plgpu.commit_smem()  # which thread stores what is not the same below
+
+        o[...] += jnp.dot(a[...], b[...], preferred_element_type=F)
+
+    def kernel(a, b, o):
+        plgpu.emit_pipeline(body, grid=(5,), in_specs=specs, out_specs=[sums], max_concurrent_steps=3)(a, b, o)
+
+    return plgpu.kernel(kernel, out(rows, 128), **options)
+
+
+def called(a, b, o):
+    @plgpu.when(plgpu.program_id(0) == 0)
+    def _():
+        o[...] = jnp.zeros_like(o)
+
+    o[...] += jnp.dot(a[...], b[...], preferred_element_type=F)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_plain_products(rows, arch, compiled):
+    """wgmma on Hopper, tcgen05 on Blackwell, in a pipeline and in a `pallas_call`."""
+    from mosaic_gpu.pallas import lowering
+    from mosaic_gpu.plan.build import build_plan
+    from mosaic_gpu.simulator import simulate
+
+    specs = [
+        plgpu.BlockSpec((rows, 64), lambda k: (0, k), transforms=SWIZZLED),
+        plgpu.BlockSpec((64, 128), lambda k: (k, 0), transforms=SWIZZLED),
+    ]
+    call = plgpu.pallas_call(called, out(rows, 128), grid=(5,), in_specs=specs)
+    a = A[:rows]
+    for kernel in (plain(rows), lowering.kernel_of(call.traced(a, B)[0])):
+        plan = build_plan(kernel.program(a, B), arch)
+        for timing in ("late", "early"):
+            y = simulate(plan, [a, B], timing=timing)[0]
+            np.testing.assert_array_equal(y, a.astype(np.float32) @ B.astype(np.float32))
+        report = compiled(plan)
+        assert not report.complaints()
+        assert ("HGMMA" if arch == "sm_90a" else "UTCHMMA") in report.mnemonics
+
+
 def test_refusals():
     def kernel_of(**options):
         def kernel(x, o):
