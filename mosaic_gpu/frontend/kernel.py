@@ -180,7 +180,7 @@ class _Kernel:
         check_aliases(self.name, o["aliases"], avals, outs)
         scratch, scratch_tree = jax.tree.flatten(o["scratch_types"], is_leaf=lambda x: isinstance(x, RefType))
         refs = [AbstractRef(jax.core.ShapedArray(a.shape, a.dtype), memory_space=GMEM_SPACE) for a in (*avals, *outs)]
-        line = function_line(self.body)
+        line = o.get("line") or function_line(self.body)  # pallas_call says whose body it is
 
         def traced_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function
             inputs = jax.tree.unflatten(tree, flat[: len(avals)])

@@ -246,8 +246,16 @@ def copy_smem_to_gmem(src: Any, dst: Any, *, commit_group: bool = True, reductio
     bind(store_p, src, dst, commit_group=arguments.flag(where, "commit_group", commit_group), reduction_op=reduction_op)
 
 
+def copy_block_to_gmem(src: Any, dst: Any, commit_group: bool) -> None:
+    """`copy_smem_to_gmem` of an output's block, of which the body may have written a part: the rest is unwritten in the output,
+    of which the simulator warns, where it refuses a copy that the user asks for."""
+    from ..frontend.primitives import bind
+
+    bind(store_p, src, dst, commit_group=commit_group, reduction_op=None, partial=True)
+
+
 @store_p.abstract
-def _(src: Any, dst: Any, *, commit_group: bool, reduction_op: str | None) -> Any:
+def _(src: Any, dst: Any, *, commit_group: bool, reduction_op: str | None, partial: bool = False) -> Any:
     arguments.memory("copy_smem_to_gmem", "src", src, "smem")
     arguments.memory("copy_smem_to_gmem", "dst", dst, "gmem")
     return ()
@@ -276,7 +284,10 @@ def _(out: Any, step: Any) -> None:
 
 @store_p.simulate
 def _(sim: Any, step: Any) -> None:
-    sim.tma_store(step.data, step.equation.param("commit_group"), step.equation.param("reduction_op") is not None)
+    e = step.equation
+    sim.tma_store(
+        step.data, e.param("commit_group"), e.param("reduction_op") is not None, bool(e.param("partial", False))
+    )
 
 
 def commit_smem_to_gmem_group() -> None:

@@ -23,10 +23,12 @@ from ..frontend.primitives import is_ref
 from ..frontend.trace import function_line, raised_at
 from ..frontend.tracebacks import shortened
 from ..memory import GMEM_SPACE
+from ..program import CompilerParams
 from ..simulator.params import SimulatorParams
 from . import backends, batching, derivative
 from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, no_symbols, specs_of
 from .named import with_program_ids
+from .room import with_room
 from .specs import CostEstimate, GridSpec, no_block_spec
 
 
@@ -81,7 +83,8 @@ def pallas_call(
     """Run `kernel` at each point of a grid, on the blocks of the arrays that belong there.
 
     kernel(*scalar-prefetch Refs, *input Refs, *output Refs, *scratch Refs) returns None and captures no arrays.
-    out_shape: `jax.ShapeDtypeStruct` or a tree of them; a tuple or list gives the kernel one argument for each entry.
+    out_shape: `jax.ShapeDtypeStruct` or a tree of them; a tuple or list gives the kernel one argument for each entry, and
+    the call a tuple of results.
     grid: sizes, ints or int32 scalars (known at run time only); `program_id(i)` says where one is.
     in_specs, out_specs: a `BlockSpec` for each array, in trees like theirs.  Omitted: every array comes whole, in shared memory.
     `no_block_spec` in one slot: that array stays whole in global memory.
@@ -194,12 +197,13 @@ def _trace(
     count = arguments.whole(WHERE, "num_scalar_prefetch", spec.num_scalar_prefetch, 0, len(args))
     fetched, fetched_tree = jax.tree.flatten(tuple(args[:count]))
     prefetch = tuple(avals[i] for i in fetched)
-    outs, out_tree = jax.tree.flatten(p.out_shape, is_leaf=lambda x: x is None)
+    out_shape = tuple(p.out_shape) if isinstance(p.out_shape, list) else p.out_shape
+    outs, out_tree = jax.tree.flatten(out_shape, is_leaf=lambda x: x is None)
     for x in outs:
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             arguments.refuse(WHERE, "out_shape", x, "jax.ShapeDtypeStruct(shape, dtype) or a tree of them")
     out_names = [
-        "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(p.out_shape)[0]
+        "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out_shape)[0]
     ]
     for name, x in zip(out_names, outs, strict=True):
         no_symbols(f"{name} of shape {tuple(x.shape)}", x.shape)
@@ -210,19 +214,24 @@ def _trace(
         specs_of(spec.in_specs, inputs, "in_specs", "inputs"), names[len(fetched) :], avals[len(fetched) :], strict=True
     ):
         blocks.append(block_mapping(s, n, a.shape, a.dtype, len(grid), index_of))
-    listed = jax.tree.structure(tuple(p.out_shape) if isinstance(p.out_shape, list) else p.out_shape)
+    listed = jax.tree.structure(out_shape)
     for s, n, x in zip(specs_of(spec.out_specs, listed, "out_specs", "out_shape"), out_names, outs, strict=True):
         blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
-    mapping = GridMapping(grid, (), prefetch, tuple(blocks), len(outs))
     scratch = _scratch(spec.scratch_shapes)
+    own = jax.tree.leaves(scratch, is_leaf=_is_type)
+    if isinstance(o["params"], CompilerParams):
+        blocks = [*with_room(o["name"], blocks, len(outs), own, function_line(p.body))]
+    mapping = GridMapping(grid, (), prefetch, tuple(blocks), len(outs))
     aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
-    several = isinstance(p.out_shape, (tuple, list))
+    several = isinstance(out_shape, tuple)
 
     def call_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function
         given = jax.tree.unflatten(tree, flat[: len(avals)])
         results = jax.tree.unflatten(out_tree, flat[len(avals) : len(avals) + len(outs)])
-        own = jax.tree.unflatten(jax.tree.structure(scratch, is_leaf=_is_type), flat[len(avals) + len(outs) :])
-        positional, named = ((), own) if isinstance(own, dict) else (own, {})
+        given_scratch = jax.tree.unflatten(
+            jax.tree.structure(scratch, is_leaf=_is_type), flat[len(avals) + len(outs) :]
+        )
+        positional, named = ((), given_scratch) if isinstance(given_scratch, dict) else (given_scratch, {})
         result = p.body(*given, *(results if several else (results,)), *positional, **named)
         if result is not None:
             raise ValueError(
@@ -232,7 +241,7 @@ def _trace(
         return ()
 
     refs = [AbstractRef(a, memory_space=GMEM_SPACE) for a in prefetch]
-    refs += [*(b.ref() for b in blocks), *(s.aval() for s in jax.tree.leaves(scratch, is_leaf=_is_type))]
+    refs += [*(b.ref() for b in mapping.blocks), *(s.aval() for s in own)]
     try:
         env = [(a, n) for a, n in zip(axes, grid, strict=True) if a is not None]
         closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body, axis_env=env)(*refs))

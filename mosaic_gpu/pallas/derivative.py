@@ -24,6 +24,7 @@ from ..frontend.primitives import TreeOf, is_ref
 from ..frontend.trace import CALLS, user_line
 from ..memory import GMEM_SPACE
 from .mapping import BlockMapping
+from .room import with_room
 
 if TYPE_CHECKING:
     from .call import Call
@@ -96,8 +97,11 @@ def with_tangents(call: Call, moves: tuple[bool, ...]) -> Call:
         Tangents(call).run(call.jaxpr, pairs, call.line)
         return ()
 
-    blocks = (*m.inputs, *of_inputs, *m.outputs, *of_outputs)
+    name = f"{call.name.removesuffix('_jvp')}_jvp"
     scratch = (*scratch, *(s for s, k in zip(scratch, floating, strict=True) if k))
+    blocks = with_room(
+        name, (*m.inputs, *of_inputs, *m.outputs, *of_outputs), outs + len(of_outputs), scratch, call.line
+    )
     types = [
         *(AbstractRef(a, memory_space=GMEM_SPACE) for a in m.prefetch),
         *(b.ref() for b in blocks),
@@ -109,7 +113,7 @@ def with_tangents(call: Call, moves: tuple[bool, ...]) -> Call:
         if out_moves[o]:
             aliases.append((fetched + place[i - fetched], outs + sum(out_moves[:o])))
     return call.with_(
-        name=f"{call.name.removesuffix('_jvp')}_jvp",
+        name=name,
         jaxpr=shard_map.traced_outside(lambda: jax.make_jaxpr(body)(*types)),
         mapping=dataclasses.replace(m, blocks=blocks, num_outputs=outs + len(of_outputs)),
         scratch=scratch,

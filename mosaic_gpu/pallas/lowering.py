@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import MosaicGpuError, UnsupportedCall
+from ..errors import MosaicGpuError, ResourceExceeded, UnsupportedCall
 from ..frontend.kernel import kernel
 from ..frontend.loops import run_scoped
 from ..frontend.primitives import inlined
@@ -140,6 +140,7 @@ def kernel_of(call: Call) -> Any:
         debug=call.debug,
     )
     made.options["aliases"] = tuple((fetched + i, o) for i, o in call.aliases)
+    made.options["line"] = call.line
     return made
 
 
@@ -211,7 +212,11 @@ def check(call: Call) -> None:
 
 
 def explained(call: Call, error: MosaicGpuError) -> MosaicGpuError:
-    """The error with a note on operands that are not in shared memory, where the body may take them to be."""
+    """The error with a note on operands that are not in shared memory, where the body may take them to be; blocks that are too
+    large point at the largest one's spec."""
+    staged = [b for b in call.mapping.blocks if b.staged and b.line]
+    if isinstance(error, ResourceExceeded) and error.line == call.line and staged:
+        error.line = max(staged, key=lambda b: b.nbytes).line
     if "memory_note" not in error.__dict__ and isinstance(error, (UnsupportedCall, ValueError)):
         error.__dict__["memory_note"] = True
         for line in memory_notes(call.mapping):

@@ -14,6 +14,7 @@ an index map   program ids (one an axis of the grid), scalar-prefetch Refs
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ class BlockMapping:
 
     name: as errors call it (`args[0]`, `args[1]['w']`, `outputs[0]`); shape, dtype: the array's; dims: the block's, () for an
     array that is left whole where it is; index: a closed jaxpr, (program ids, prefetch Refs) -> one int32 a dimension;
-    in_gmem: the spec says so; depth: buffers, None: max_concurrent_steps.
+    in_gmem: the spec says so; depth: buffers, None: max_concurrent_steps; free: the spec does not say where the block lies, and
+    nothing in it needs shared memory; too_large: why it stays in global memory all the same (room.py).
     """
 
     name: str
@@ -67,6 +69,8 @@ class BlockMapping:
     transforms: tuple[SmemTransform, ...] = ()
     line: Line | None = None
     left: str = ""  # why a whole array stayed in GMEM without the spec saying so
+    free: bool = False
+    too_large: str = ""
 
     @property
     def staged(self) -> bool:
@@ -75,12 +79,19 @@ class BlockMapping:
 
     @property
     def why_not(self) -> str | None:
-        return why_no_tma(self.shape, self.dims, self.dtype) if self.dims else "the array is left where it is"
+        if not self.dims:
+            return "the array is left where it is"
+        return why_no_tma(self.shape, self.dims, self.dtype) or self.too_large or None
 
     @property
     def block_shape(self) -> tuple[int, ...]:
         """What the kernel sees."""
         return kept_shape(self.dims) if self.dims else self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Of one block."""
+        return math.prod(self.block_shape) * self.dtype.itemsize
 
     def ref(self) -> AbstractRef:
         space = MemorySpace("smem", self.transforms) if self.staged else GMEM_SPACE
@@ -241,6 +252,8 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
     whole = spec.block_shape is None and in_gmem
     delay = arguments.whole(WHERE, f"delay_release of {name}", spec.delay_release, 0)
     depth = None if spec.pipeline_mode is None else spec.depth(WHERE, name, 1)
+    transforms = spec.checked_transforms(WHERE, name)
+    padded = any(isinstance(d, Element) and d.padding[0] for d in dims)
     mapping = BlockMapping(
         name,
         shape,
@@ -250,10 +263,11 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         in_gmem,
         depth,
         delay,
-        spec.checked_transforms(WHERE, name),
+        transforms,
         spec.line,
+        free=not (spec.memory_space or spec.pipeline_mode or transforms or delay or padded),
     )
-    if mapping.dims and not mapping.staged and any(isinstance(d, Element) and d.padding[0] for d in dims):
+    if mapping.dims and not mapping.staged and padded:
         raise UnsupportedCall(
             f"{WHERE}: {name}: padding in front of an array (Element) is TMA's doing, and these blocks stay in global memory: "
             f"{mapping.why_not or 'the spec says so'}. Pad the array with jnp.pad",

@@ -23,7 +23,7 @@ from ..frontend.memory import Barrier
 from ..frontend.primitives import is_ref, space_of, split_ref
 from ..frontend.trace import function_line
 from ..ops.barriers import barrier_wait
-from ..ops.copies import commit_smem, copy_gmem_to_smem, copy_smem_to_gmem, wait_smem_to_gmem
+from ..ops.copies import commit_smem, copy_block_to_gmem, copy_gmem_to_smem, wait_smem_to_gmem
 from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_no_tma
 from .specs import BlockDim, Blocked, BlockSpec, BoundedSlice, Indirect
 
@@ -219,10 +219,10 @@ def _loop(
 
     def store(i: int, step: Any, commit: bool) -> None:
         m = outputs[i]
-        copy_smem_to_gmem(
+        copy_block_to_gmem(
             m.slot(out_buffers[i], _slot(step, p.depths[len(inputs) + i])),
             m.block(unravel(step, grid), step * 0),
-            commit_group=commit,
+            commit,
         )
 
     for ((_, depth, _), members), barrier in groups:

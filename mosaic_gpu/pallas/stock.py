@@ -22,6 +22,7 @@ from . import lowering
 from .call import Call
 from .interpret import Place
 from .mapping import BlockMapping, GridMapping, dynamic
+from .room import with_room
 from .specs import BlockDim, Blocked, Buffered, Element, Squeezed
 
 
@@ -63,11 +64,13 @@ def call_of(params: dict[str, Any]) -> Call:
     closed = jex.ClosedJaxpr(jaxpr, ()) if not hasattr(jaxpr, "consts") else jaxpr
     count = m.num_index_operands
     prefetch = [v.aval for v in closed.jaxpr.invars[:count]]
+    scratch = tuple(_scratch_of(a, name) for a in m.scratch_avals)
+    blocks = [_block_of(b, name) for b in m.block_mappings]
     mapping = GridMapping(
         tuple(n if isinstance(n, int) else dynamic for n in m.grid),
         tuple(m.vmapped_dims),
         tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in prefetch),
-        tuple(_block_of(b, name) for b in m.block_mappings),
+        with_room(name, blocks, m.num_outputs, scratch, None),
         m.num_outputs,
     )
     aliases = params.get("input_output_aliases") or ()
@@ -76,7 +79,7 @@ def call_of(params: dict[str, Any]) -> Call:
         name,
         closed,
         mapping,
-        tuple(_scratch_of(a, name) for a in m.scratch_avals),
+        scratch,
         tuple((int(i) - mapping.num_dynamic, int(o)) for i, o in pairs),
         params["compiler_params"],
         False,
@@ -102,6 +105,9 @@ def _block_of(b: Any, name: str) -> BlockMapping:
         b.index_map_jaxpr,
         in_gmem,
         None if mode is None else Buffered(mode.buffer_count).buffer_count,
+        free=space in ("none", "default")
+        and mode is None
+        and not any(isinstance(d, Element) and d.padding[0] for d in dims),
     )
 
 

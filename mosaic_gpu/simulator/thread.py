@@ -349,14 +349,14 @@ class Thread(ProductThread):
                 "them get: index it by nothing that differs between them, or copy without collective_axes"
             )
 
-    def tma_store(self, copy: TmaCopy, commit_group: bool, add: bool) -> None:
+    def tma_store(self, copy: TmaCopy, commit_group: bool, add: bool, partial: bool) -> None:
         state, m = self.warps[0], self.plan.maps[copy.map]
         boxes = [tma.TmaBox(m, *self._issue(copy, issue)) for issue in copy.issues]
         self._count_outside("copy_smem_to_gmem", boxes)
         for box in boxes:
             if self.hazards is not None:
                 self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line, add)
-            store = tma.Store(m, box.coordinates, box.address, self.line, add)
+            store = tma.Store(m, box.coordinates, box.address, self.line, add, partial)
             state.open.append(store)
             self.block.tma.submit(store)
         if commit_group:

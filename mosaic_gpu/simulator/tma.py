@@ -13,6 +13,7 @@ import math
 import random
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import IllegalInstruction, Line, MosaicGpuError, UninitializedRead
 from ..layouts.shared import itemsize
@@ -52,13 +53,15 @@ class Load:
 
 @dataclasses.dataclass
 class Store:
-    """A box on its way to global memory.  add: it is added to what is there."""
+    """A box on its way to global memory.  add: it is added to what is there; partial: what nothing has written may be in it,
+    and is then unwritten in global memory, too."""
 
     map: TensorMapPlan
     coordinates: tuple[int, ...]
     address: int
     line: Line | None
     add: bool = False
+    partial: bool = False
     read: bool = False
     done: bool = False
 
@@ -108,10 +111,10 @@ class TmaEngine:
             elif isinstance(copy, Load):
                 self._load(copy)
             else:
-                data = self._read_shared(copy)
+                data, known = self._read_shared(copy)
                 copy.read = True
                 yield None
-                self._write_global(copy, data)
+                self._write_global(copy, data, known)
                 copy.done = True
         except MosaicGpuError as e:
             e.line = e.line or copy.line
@@ -127,15 +130,19 @@ class TmaEngine:
             barrier.loaded_phase, barrier.loaded_line = barrier.phase, copy.line
             barrier.complete_tx(data.nbytes, copy.released, copy.line)
 
-    def _read_shared(self, copy: Store) -> Array:
+    def _read_shared(self, copy: Store) -> tuple[Array, npt.NDArray[np.bool_] | None]:
+        """The box, and which of its elements have been written; None: all of them."""
         m = copy.map
+        array, shape = self.arrays[m.input], m.box[::-1]
         chunks = chunk_index(copy.address, box_bytes(m), m.swizzle)
-        if not self.shared.chunk_marks[chunks].all():
-            raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
-        data = self.shared.chunks[chunks].view(self.arrays[m.input].data.dtype)
-        return data.reshape(m.box[::-1])
+        marks, known = self.shared.chunk_marks[chunks], None
+        if not marks.all():
+            if not copy.partial or array.written is None:
+                raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
+            known = np.asarray(marks.reshape(-1, array.data.dtype.itemsize).all(-1), np.bool_).reshape(shape)
+        return self.shared.chunks[chunks].view(array.data.dtype).reshape(shape), known
 
-    def _write_global(self, copy: Store, data: Array) -> None:
+    def _write_global(self, copy: Store, data: Array, known: npt.NDArray[np.bool_] | None) -> None:
         array = self.arrays[copy.map.input]
         found = box_part(array, copy.map, copy.coordinates)
         if found is not None:
@@ -147,7 +154,7 @@ class TmaEngine:
                 part[...] = data[inside]
             array.changes += 1
             if mask is not None:
-                mask[...] = True
+                mask[...] = True if known is None else known[inside]
 
 
 def box_bytes(m: TensorMapPlan) -> int:
