@@ -150,10 +150,14 @@ class _Kernel:
             raise shortened(error)  # noqa: B904  (it is the same error)
         return jax.tree.unflatten(out_tree, results)
 
-    def program(self, *args: Any) -> Program:
-        """The traced program for arguments (arrays or ShapeDtypeStructs)."""
+    def traced(self, *args: Any) -> Traced:
+        """The traced call for arguments (arrays or ShapeDtypeStructs)."""
         _, tree, avals = self._flatten(args)
-        return self.trace(tree, avals, jax.tree.leaves(self.options["out_type"])).program
+        return self.trace(tree, avals, jax.tree.leaves(self.options["out_type"]))
+
+    def program(self, *args: Any) -> Program:
+        """The program of `traced`."""
+        return self.traced(*args).program
 
     def _flatten(self, args: Sequence[Any]) -> tuple[list[Any], Any, tuple[jax.core.ShapedArray, ...]]:
         """The inputs' leaves (Python numbers as JAX takes them), how they hang together, and their types."""

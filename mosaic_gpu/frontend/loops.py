@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax import export
 
 from .. import arguments
 from ..errors import UnsupportedCall, UnsupportedPrimitive
@@ -70,7 +71,9 @@ def ds(start: Any, size: int) -> Any:
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """a / b rounded up; for ints and for traced integers (both positive)."""
+    """a / b rounded up; for ints, symbols of `jax.export` and traced integers (both positive)."""
+    if export.is_symbolic_dim(a) or export.is_symbolic_dim(b):
+        return -(-a // b)
     _integer("cdiv", "a", a)
     _integer("cdiv", "b", b)
     if isinstance(a, int) and isinstance(b, int):

@@ -13,6 +13,7 @@ import jax
 from .. import arguments
 from ..errors import UnsupportedCall
 from ..program import CompilerParams
+from . import symbols
 
 if TYPE_CHECKING:
     from .call import Call
@@ -117,7 +118,7 @@ def run(call: Call, platform: str, operands: Sequence[Any], eager: bool) -> list
         if isinstance(call.params, CompilerParams):
             from . import lowering
 
-            lowering.check(call)
+            lowering.check(symbols.stand_in(call) if symbols.has_symbols(call.mapping) else call)
         if eager:
             return list(_jitted_interpreter(call)(*operands))
         return interpret(call, *operands)
@@ -127,7 +128,10 @@ def run(call: Call, platform: str, operands: Sequence[Any], eager: bool) -> list
             "interpret=True",
             call.line,
         )
-    return list(rule_for(call.params, platform)(call, *operands))
+    rule = rule_for(call.params, platform)
+    if rule is _ours and symbols.has_symbols(call.mapping):
+        return symbols.run(call, platform, operands)
+    return list(rule(call, *operands))
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,7 +17,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.interpreters import batching
 
-from .mapping import BlockMapping
+from .blocks import symbolic
+from .mapping import BlockMapping, dynamic
 from .specs import Blocked, squeezed
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def register(pallas_call_p: Any) -> None:
             d = dims[k]
             args[k] = jnp.broadcast_to(args[k], (size, *args[k].shape)) if d is None else jnp.moveaxis(args[k], d, 0)
             dims[k] = 0
+        if symbolic((size,)):  # the new axis of the grid is as long as an operand says
+            args = [jnp.asarray(size, jnp.int32), *args]
         return pallas_call_p.bind(*args, call=grown(call, size, tuple(dims[scalars:]))), [0] * outs
 
     batching.primitive_batchers[pallas_call_p] = batch
@@ -58,10 +61,11 @@ def grown(call: Call, size: int, dims: tuple[int | None, ...]) -> Call:
     m = call.mapping
     rank = len(m.grid)
     blocks = tuple(_grown(b, d, size, rank) for b, d in zip(m.blocks, (*dims, *[0] * m.num_outputs), strict=True))
-    mapping = dataclasses.replace(m, grid=(size, *m.grid), vmapped=(0, *(i + 1 for i in m.vmapped)), blocks=blocks)
+    front = dynamic if symbolic((size,)) else size
+    mapping = dataclasses.replace(m, grid=(front, *m.grid), vmapped=(0, *(i + 1 for i in m.vmapped)), blocks=blocks)
     cost = call.cost
-    if cost is not None:
-        cost = type(cost)(*(size * n for n in dataclasses.astuple(cost)))
+    if cost is not None:  # of so many calls; how many a symbol stands for nobody knows
+        cost = None if front is dynamic else type(cost)(*(size * n for n in dataclasses.astuple(cost)))
     return call.with_(mapping=mapping, cost=cost)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from ..frontend.loops import ds
 from ..frontend.memory import SMEM, RefType
@@ -25,6 +26,18 @@ Ids = Sequence[Any]
 def kept_shape(dims: Sequence[BlockDim]) -> tuple[int, ...]:
     """The shape of the Ref that the kernel sees."""
     return tuple(n for d in dims if (n := block_size(d)) is not None)
+
+
+def symbolic(sizes: Sequence[Any]) -> bool:
+    """Whether one of them is a symbol of `jax.export`."""
+    return any(export.is_symbolic_dim(n) for n in sizes)
+
+
+def known_multiple(n: Any) -> int:
+    """A number, at most 128, of which `n` is a multiple whatever its symbols are; the largest power of two for which JAX sees
+    that (from a constraint `mod(n, 128) == 0`, say)."""
+    powers = (128 >> i for i in range(8))
+    return next(p for p in powers if not symbolic((rest := n % p,)) and rest == 0)
 
 
 def why_no_tma(shape: Sequence[int], dims: Sequence[BlockDim], dtype: Any) -> str | None:
@@ -43,7 +56,7 @@ def why_no_tma(shape: Sequence[int], dims: Sequence[BlockDim], dtype: Any) -> st
     row = kept_shape(dims)[-1] * size
     if row % 16:
         return f"the block's rows have {row} bytes, TMA moves multiples of 16"
-    if len(shape) > 1 and shape[-1] * size % 16:
+    if len(shape) > 1 and known_multiple(shape[-1]) * size % 16:
         return f"the array's rows have {shape[-1] * size} bytes, TMA needs multiples of 16"
     return None
 

@@ -161,8 +161,6 @@ class _PallasCall:
         paths, tree = jax.tree_util.tree_flatten_with_path(args)
         names = ["args" + jax.tree_util.keystr(path) for path, _ in paths]
         leaves = [_array(n, x) for n, (_, x) in zip(names, paths, strict=True)]
-        for name, x in zip(names, leaves, strict=True):
-            no_symbols(f"{name} of shape {x.shape}", x.shape)
         avals = tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
         key = (sizes, axes, tree, tuple((a.shape, a.dtype) for a in avals))
         if key not in self.calls:
@@ -205,8 +203,8 @@ def _trace(
     out_names = [
         "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out_shape)[0]
     ]
-    for name, x in zip(out_names, outs, strict=True):
-        no_symbols(f"{name} of shape {tuple(x.shape)}", x.shape)
+    for name, a in zip(names, prefetch, strict=False):
+        no_symbols(f"{name} of shape {a.shape}", a.shape)
     index_of = (prefetch, fetched_tree)
     blocks: list[BlockMapping] = []
     inputs = jax.tree.structure(tuple(args[count:]))

@@ -23,7 +23,7 @@ from ..frontend.primitives import TreeOf, is_ref
 from ..frontend.trace import CALLS, user_line
 from ..program import CompilerParams
 from . import lowering
-from .blocks import count, unravel
+from .blocks import count, symbolic, unravel
 from .mapping import BlockMapping
 from .specs import BlockDim, Element, Squeezed
 
@@ -106,7 +106,9 @@ def _margin(d: BlockDim, extent: int) -> tuple[int, int]:
         return 0, 0
     if isinstance(d, Element):
         return d.padding[0], max(d.padding[1], d.block_size)
-    return 0, (-extent) % d.block_size if extent else d.block_size
+    if symbolic((extent,)) or not extent:  # of a symbol JAX must see that it reaches far enough
+        return 0, d.block_size
+    return 0, (-extent) % d.block_size
 
 
 def _padded(x: Any, b: BlockMapping) -> Any:

@@ -22,7 +22,6 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 from jax.ref import AbstractRef
 
 from .. import arguments
@@ -30,7 +29,7 @@ from ..errors import Line, UnsupportedCall
 from ..frontend import shard_map
 from ..frontend.trace import function_line
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
-from .blocks import kept_shape, why_no_tma
+from .blocks import kept_shape, symbolic, why_no_tma
 from .pipeline import check_dims, is_scalar
 from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
@@ -55,7 +54,7 @@ class BlockMapping:
     name: as errors call it (`args[0]`, `args[1]['w']`, `outputs[0]`); shape, dtype: the array's; dims: the block's, () for an
     array that is left whole where it is; index: a closed jaxpr, (program ids, prefetch Refs) -> one int32 a dimension;
     in_gmem: the spec says so; depth: buffers, None: max_concurrent_steps; free: the spec does not say where the block lies, and
-    nothing in it needs shared memory; too_large: why it stays in global memory all the same (room.py).
+    nothing in it needs shared memory; in_place: why it stays in global memory all the same.
     """
 
     name: str
@@ -70,7 +69,7 @@ class BlockMapping:
     line: Line | None = None
     left: str = ""  # why a whole array stayed in GMEM without the spec saying so
     free: bool = False
-    too_large: str = ""
+    in_place: str = ""
 
     @property
     def staged(self) -> bool:
@@ -81,7 +80,7 @@ class BlockMapping:
     def why_not(self) -> str | None:
         if not self.dims:
             return "the array is left where it is"
-        return why_no_tma(self.shape, self.dims, self.dtype) or self.too_large or None
+        return why_no_tma(self.shape, self.dims, self.dtype) or self.in_place or None
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -140,18 +139,18 @@ class GridMapping:
 
 
 def no_symbols(what: str, sizes: Sequence[Any]) -> None:
-    """Raises UnsupportedCall where a size is a symbol of `jax.export`."""
-    if any(export.is_symbolic_dim(n) for n in sizes):
+    """Raises UnsupportedCall where a size is a symbol of `jax.export`, and must not be."""
+    if symbolic(sizes):
         raise UnsupportedCall(
-            f"{WHERE}: {what}: shapes that are symbols (jax.export.symbolic_shape) cannot be exported: blocks and tensor maps "
-            "need numbers. Export for each shape, or make the grid's size an int32 operand"
+            f"{WHERE}: {what}: only arrays that are cut into blocks of known sizes may have symbols (jax.export.symbolic_shape) "
+            "in their shapes; give it a BlockSpec with a block_shape of numbers"
         )
 
 
 def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], list[Any]]:
     """The grid as sizes, the names of its axes, and the operands for its dynamic sizes."""
     if isinstance(grid, str) or (not hasattr(grid, "__iter__") and not isinstance(grid, (int, np.integer))):
-        if not hasattr(grid, "dtype"):
+        if not hasattr(grid, "dtype") and not symbolic((grid,)):
             arguments.refuse(WHERE, "grid", grid, "an int or a tuple of ints, int32 scalars and (name, size)")
     entries = tuple(grid) if hasattr(grid, "__iter__") and not hasattr(grid, "dtype") else (grid,)
     sizes: list[GridSize] = []
@@ -161,7 +160,7 @@ def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], li
         named = isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str)
         names.append(n[0] if named else None)
         n = n[1] if named else n
-        if is_scalar(n) or (isinstance(n, jax.Array) and not n.shape):
+        if is_scalar(n) or (isinstance(n, jax.Array) and not n.shape) or symbolic((n,)):
             if named:
                 raise UnsupportedCall(
                     f"{WHERE}: grid[{i}]: a named axis has a size known before the call; leave the name out"
@@ -169,7 +168,6 @@ def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], li
             sizes.append(dynamic)
             bounds.append(jnp.asarray(n, jnp.int32))
         else:
-            no_symbols(f"grid[{i}]={n}", (n,))
             sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0))
     given = [n for n in names if n is not None]
     if len(set(given)) != len(given):
@@ -234,6 +232,7 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
     """A spec held against one array.  prefetch: (flat types, tree)."""
     if isinstance(spec, _NoBlockSpec) or spec is None:
         left = f"{name} has no BlockSpec while others have one, so it stays where it is, in global memory (GMEM)"
+        no_symbols(f"{name} of shape {tuple(shape)}", shape)
         index = jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, prefetch[0]))
         return BlockMapping(name, shape, np.dtype(dtype), (), index, True, left=left)
     if np.dtype(dtype).name in BELOW_A_BYTE:
@@ -250,6 +249,8 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         )
     in_gmem = spec.in_gmem(WHERE, name)
     whole = spec.block_shape is None and in_gmem
+    if whole:
+        no_symbols(f"{name} of shape {tuple(shape)}", shape)
     delay = arguments.whole(WHERE, f"delay_release of {name}", spec.delay_release, 0)
     depth = None if spec.pipeline_mode is None else spec.depth(WHERE, name, 1)
     transforms = spec.checked_transforms(WHERE, name)

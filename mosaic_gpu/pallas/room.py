@@ -39,7 +39,7 @@ def with_room(
             f"its block has {b.nbytes} bytes; one buffer for each block of this call would take {needed} bytes of shared "
             f"memory, and there are {SHARED_LIMIT}"
         )
-        found[i] = dataclasses.replace(b, too_large=why)
+        found[i] = dataclasses.replace(b, in_place=why)
         _warn(
             b.line or line,
             f"pallas_call {name}: {b.name} stays in global memory, and the kernel works on it there: {why}. Smaller blocks are "

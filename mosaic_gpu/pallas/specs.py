@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax import export
+
 from .. import arguments
 from ..errors import Line
 from ..frontend.memory import GMEM, SMEM, Space
@@ -108,7 +110,7 @@ class BlockSpec:
     def dims(self, where: str, name: str, shape: Sequence[int]) -> tuple[BlockDim, ...]:
         """The block's dimensions for an array of `shape`; `where` and `name` stand in errors."""
         if self.block_shape is None:
-            return tuple(Blocked(n) for n in shape)
+            return tuple(Blocked(n) if self.in_gmem(where, name) else _dim(where, f"{name}, whole", n) for n in shape)
         if not hasattr(self.block_shape, "__iter__"):
             arguments.refuse(where, f"block_shape of {name}", self.block_shape, "a sequence or None")
         given = tuple(self.block_shape)
@@ -160,6 +162,12 @@ def _dim(where: str, name: str, d: Any) -> BlockDim:
             if len(low_high) != 2:
                 raise ValueError(f"{where}: padding of {name} is (low, high), not {d.padding}")
         return d
+    if export.is_symbolic_dim(d):
+        raise ValueError(
+            f"{where}: {name}={d}: shape polymorphism for Pallas does not support dynamically-shaped blocks: shared memory and "
+            "registers are dealt out when the kernel is compiled. A block's sizes are numbers; the array's and the grid's may "
+            "be symbols"
+        )
     return Blocked(arguments.whole(where, name, d, 1))
 
 

@@ -136,10 +136,13 @@ def _scratch_of(aval: Any, name: str) -> Any:
 def run_on_triton(call: Call, params: Any, *operands: Any) -> list[Any]:
     """The call through stock Pallas with Triton's parameters."""
     pl, m = _stock(), call.mapping
-    if m.num_dynamic or m.prefetch:
+    if m.num_dynamic:
         raise UnsupportedCall(
-            f"{call.name}: Triton has no scalar prefetch and no dynamic grid; use plgpu.CompilerParams()", call.line
+            f"{call.name}: dynamic grid bounds not supported in the Triton backend; use plgpu.CompilerParams()",
+            call.line,
         )
+    if m.prefetch:
+        raise UnsupportedCall(f"{call.name}: Triton has no scalar prefetch; use plgpu.CompilerParams()", call.line)
     if call.scratch:
         raise UnsupportedCall(f"{call.name}: Triton has no scratch buffers; use plgpu.CompilerParams()", call.line)
     rank = len(m.grid)

@@ -6,7 +6,7 @@ import collections
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +21,7 @@ from ..plan.model import Plan
 from ..plan.tma import tensor_map_arguments
 from ..program import Program
 from . import device, jax_ffi
-from .launch_spec import BufferPointer, LaunchSpec, Scalar, TensorMap
+from .launch_spec import BufferPointer, Extent, LaunchSpec, Parameter, Scalar, ShapedMap, TensorMap
 
 if TYPE_CHECKING:
     from ..frontend.kernel import Traced
@@ -160,23 +160,31 @@ def gpu_call(traced: Traced, args: Sequence[Any]) -> list[Any]:
     if writes_nothing(traced):
         start = {o: args[i] for i, o in traced.program.aliases}
         return [start[i] if i in start else jax.numpy.zeros(t.shape, t.dtype) for i, t in enumerate(types)]
-    counters = traced.program.inputs[len(args) + len(types) :]  # XLA fills zeros in before each launch, in place
+    return launch(plan, args, types, dict(traced.program.aliases))
+
+
+def launch(
+    plan: Plan, args: Sequence[Any], types: Sequence[Any], aliases: Mapping[int, int], shaped: Collection[int] = ()
+) -> list[Any]:
+    """The call of a compiled plan, for a lowering; shaped: as for `launch_spec`."""
+    counters = plan.program.inputs[len(args) + len(types) :]  # XLA fills zeros in before each launch, in place
     zeros = [jax.numpy.zeros(v.shape, np.int32) for v in counters]
     alike = [jax.ShapeDtypeStruct(v.shape, np.int32) for v in counters]
-    aliases = dict(traced.program.aliases) | {len(args) + i: len(types) + i for i in range(len(counters))}
-    return jax_ffi.launch_call(launch_spec(plan), [*args, *zeros], [*types, *alike], aliases)[: len(types)]
+    both = dict(aliases) | {len(args) + i: len(types) + i for i in range(len(counters))}
+    return jax_ffi.launch_call(launch_spec(plan, shaped), [*args, *zeros], [*types, *alike], both)[: len(types)]
 
 
-def launch_spec(plan: Plan) -> LaunchSpec:
+def launch_spec(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
     """Compile a plan and say how to launch it on arrays of its program's shapes.
 
     Buffers: the inputs, zeros for each semaphore, the outputs, the semaphores.
+    shaped: inputs and outputs (counted on) whose extents are those that each call brings.
     """
     built = compile_plan(plan, check_in_background=True)
     program = plan.program
     shapes = [v.shape for v in program.inputs]
     given = len(shapes) - program.num_outputs
-    out: list[TensorMap | BufferPointer | Scalar] = []
+    out: list[Parameter] = []
 
     def buffer(i: int) -> int:
         return i if i < given else i + program.semaphores
@@ -184,10 +192,16 @@ def launch_spec(plan: Plan) -> LaunchSpec:
     for p in parameters(plan):
         if p.kind == "map":
             m = plan.maps[p.index]
+            if m.input in shaped:
+                steps = tuple((d.axis, d.step, d.extent) for d in m.dims)
+                out.append(ShapedMap(buffer(m.input), m.dtype, steps, m.box, m.swizzle))
+                continue
             dims, strides = tensor_map_arguments(m, shapes[m.input], itemsize(m.dtype))
             out.append(TensorMap(buffer(m.input), m.dtype, dims, strides, m.box, m.swizzle))
         elif p.kind == "pointer":
             out.append(BufferPointer(buffer(p.index)))
+        elif p.kind == "dim" and p.index in shaped:
+            out.append(Extent(buffer(p.index), p.axis))
         else:
             out.append(Scalar(shapes[p.index][p.axis] if p.kind == "dim" else program.grid[p.index], "int32"))
     blocks = math.prod(program.cluster)

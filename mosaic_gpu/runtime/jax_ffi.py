@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.ffi
+import numpy as np
 
 from mosaic_gpu import errors
 from mosaic_gpu.runtime import native
-from mosaic_gpu.runtime.launch_spec import BufferPointer, LaunchSpec, TensorMap, serialize
+from mosaic_gpu.runtime.launch_spec import BufferPointer, Extent, LaunchSpec, ShapedMap, TensorMap, serialize
 
 __all__ = [
     "REPORT_BYTES",
     "TARGET",
     "can_report",
+    "late_call",
     "launch_call",
     "register",
     "register_cpu_test_target",
@@ -85,6 +89,68 @@ def simulated_call(report: jax.Array, outputs: Sequence[jax.Array]) -> list[jax.
     return list(call(report, *outputs))
 
 
+LATE = "mosaic_gpu_simulate_late"
+LateFunction = Callable[..., list[np.ndarray[Any, Any]]]
+_late: list[
+    tuple[LateFunction, tuple[np.dtype[Any], ...], int]
+] = []  # by number: function, dtypes, how many are arguments
+
+
+@functools.cache
+def _late_handler() -> Any:
+    """Hands Python's side of late calls to the launcher's library, once; the result keeps it alive."""
+    kind = ctypes.CFUNCTYPE(
+        None,
+        ctypes.c_int64,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.c_int64,
+        ctypes.POINTER(ctypes.c_char),
+        ctypes.c_int64,
+    )
+
+    def handler(call: int, buffers: Any, ranks: Any, shapes: Any, count: int, message: Any, capacity: int) -> None:
+        try:
+            if not 0 <= call < len(_late):
+                raise errors.UnsupportedCall("a program for the simulator runs only in the process that made it")
+            function, dtypes, inputs = _late[call]
+            arrays, at = [], 0
+            for i in range(count):
+                shape = tuple(int(n) for n in shapes[at : at + ranks[i]])
+                at += ranks[i]
+                size = math.prod(shape) * dtypes[i].itemsize
+                raw = memoryview((ctypes.c_uint8 * size).from_address(buffers[i])) if size else bytearray()
+                arrays.append(np.frombuffer(raw, dtypes[i]).reshape(shape))
+            found = function(*arrays[:inputs], shapes=[a.shape for a in arrays[inputs:]])
+            for array, x in zip(arrays[inputs:], found, strict=True):
+                array[...] = x
+        except BaseException as error:  # nothing may be raised into XLA
+            text = f"{type(error).__name__}: {error}".encode()[: capacity - 1]
+            ctypes.memmove(message, text + b"\0", len(text) + 1)
+
+    callback = kind(handler)
+    native.load().mosaic_gpu_set_late_simulator(callback)
+    jax.ffi.register_ffi_target(LATE, jax.ffi.pycapsule(native.address(LATE)), platform="cpu")
+    return callback
+
+
+def late_call(
+    function: LateFunction, args: Sequence[jax.Array], out_types: Sequence[jax.ShapeDtypeStruct]
+) -> list[jax.Array]:
+    """`function(*arrays, shapes=)` when the program runs, where shapes are known: of programs exported with symbols, which Python
+    callbacks of JAX cannot be in.  shapes: of the results.  The exported program runs in this process only.
+
+    Raises ToolchainError if the launcher's library, which this needs, is not there.
+    """
+    _late_handler()
+    with _lock:
+        dtypes = (*(np.dtype(x.dtype) for x in args), *(np.dtype(x.dtype) for x in out_types))
+        _late.append((function, dtypes, len(args)))
+        number = len(_late) - 1
+    return list(jax.ffi.ffi_call(LATE, list(out_types))(*args, call=np.int64(number)))
+
+
 def launch_call(
     spec: LaunchSpec,
     args: Sequence[jax.Array],
@@ -103,7 +169,7 @@ def launch_call(
     register()
     count = len(args) + len(out_types)
     for parameter in spec.parameters:
-        if isinstance(parameter, TensorMap | BufferPointer) and parameter.buffer >= count:
+        if isinstance(parameter, TensorMap | BufferPointer | ShapedMap | Extent) and parameter.buffer >= count:
             raise errors.UnsupportedCall(
                 f"{spec.entry} uses buffer {parameter.buffer}; "
                 f"the call has {len(args)} inputs and {len(out_types)} outputs"

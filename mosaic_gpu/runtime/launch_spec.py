@@ -14,7 +14,17 @@ from typing import Literal
 
 from mosaic_gpu.errors import IllegalInstruction, ResourceExceeded, UnsupportedCall
 
-__all__ = ["BufferPointer", "LaunchSpec", "Parameter", "Scalar", "TensorMap", "deserialize", "serialize"]
+__all__ = [
+    "BufferPointer",
+    "Extent",
+    "LaunchSpec",
+    "Parameter",
+    "Scalar",
+    "ShapedMap",
+    "TensorMap",
+    "deserialize",
+    "serialize",
+]
 
 # Element types that a tensor map can carry: the driver's CUtensorMapDataType and the size in bytes.  A tensor map only
 # moves bytes and fills with zeros, so types that the driver has no name for travel as unsigned integers of their size.
@@ -182,7 +192,50 @@ class Scalar:
         return struct.pack("<II", 2, size) + struct.pack(form, self.value).ljust(8, b"\0")
 
 
-Parameter = TensorMap | BufferPointer | Scalar
+@dataclasses.dataclass(frozen=True)
+class ShapedMap:
+    """A `TensorMap` whose extents are those of the array that a call brings, row-major: for programs exported with symbols.
+
+    dims: for each of its dimensions, innermost first, (axis of the array, elements of a step along it, steps); steps None: as
+    many as the array has.  buffer, dtype, box, swizzle: as there.
+    """
+
+    buffer: int
+    dtype: str
+    dims: tuple[tuple[int, int, int | None], ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+    def __post_init__(self) -> None:
+        rows = 16 // math.gcd(16, TENSOR_MAP_TYPES[self.dtype][1]) if self.dtype in TENSOR_MAP_TYPES else 1
+        extents = tuple(n or rows for _, _, n in self.dims)
+        TensorMap(
+            self.buffer, self.dtype, extents, (16,) * (len(extents) - 1), self.box, self.swizzle
+        )  # all but the array
+
+    def _pack(self) -> bytes:
+        code, size = TENSOR_MAP_TYPES[self.dtype]
+        head = struct.pack("<IIIIII", 3, self.buffer, code, len(self.dims), SWIZZLES[self.swizzle], size)
+        dims = b"".join(struct.pack("<IIQ", axis, step, steps or 0) for axis, step, steps in self.dims)
+        return head + dims + struct.pack(f"<{len(self.box)}I", *self.box)
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """An extent of the array that a call brings, as an int32: for programs exported with symbols."""
+
+    buffer: int
+    axis: int
+
+    def __post_init__(self) -> None:
+        if self.buffer < 0 or self.axis < 0:
+            raise UnsupportedCall(f"axis {self.axis} of buffer {self.buffer}: both count from 0")
+
+    def _pack(self) -> bytes:
+        return struct.pack("<III", 4, self.buffer, self.axis)
+
+
+Parameter = TensorMap | BufferPointer | Scalar | ShapedMap | Extent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +291,7 @@ class LaunchSpec:
 
 
 MAGIC = b"MGLS"
-VERSION = 2  # of the bytes below; runtime/native/spec.cc reads them
+VERSION = 3  # of the bytes below; runtime/native/spec.cc reads them
 
 
 def serialize(spec: LaunchSpec) -> bytes:
@@ -324,4 +377,14 @@ class _Reader:
             # A scalar's type is not in the bytes: those of 4 bytes are taken for int32, which packs to the same.
             if size in (4, 8):
                 return Scalar(int.from_bytes(raw, "little", signed=True), "int32" if size == 4 else "int64")
+        elif kind == 3:
+            buffer, code, rank, swizzle, size = self.unpack("<IIIII")
+            steps = [self.unpack("<IIQ") for _ in range(rank)]
+            box = self.unpack(f"<{rank}I")
+            types = [name for name, (number, width) in TENSOR_MAP_TYPES.items() if (number, width) == (code, size)]
+            spans = [span for span, number in SWIZZLES.items() if number == swizzle]
+            if types and spans:
+                return ShapedMap(buffer, types[0], tuple((a, n, e or None) for a, n, e in steps), box, spans[0])
+        elif kind == 4:
+            return Extent(*self.unpack("<II"))
         raise UnsupportedCall(f"a launch specification with a parameter of kind {kind} that this version does not know")

@@ -127,11 +127,15 @@ WRONG = {
     ),
     "two axes of a name": (call(grid=(("i", 2), ("i", 1))), ValueError, "axes share a name"),
     "a named axis of unknown size": (call(grid=(("i", jnp.int32(2)),)), UnsupportedCall, "leave the name out"),
-    "a symbolic grid": (call(grid=(N,)), UnsupportedCall, r"grid\[0\]=n: shapes that are symbols"),
-    "a symbolic output": (
+    "a symbolic block": (
         call(shape=out(N, 128)),
+        ValueError,
+        r"outputs, whole=n: shape polymorphism .* A block's sizes are numbers",
+    ),
+    "a symbolic array in place": (
+        call(shape=out(N, 128), out_specs=spec(memory_space=plgpu.ANY)),
         UnsupportedCall,
-        "outputs.*: shapes that are symbols .* cannot be exported",
+        r"outputs of shape \(n, 128\): only arrays that are cut into blocks of known sizes",
     ),
     "memory space": (call(in_specs=[spec(memory_space="vmem")]), TypeError, r"memory_space of args\[0\]"),
     "pipeline mode": (

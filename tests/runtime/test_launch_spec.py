@@ -12,7 +12,16 @@ from cuda.bindings import driver as cuda
 
 from mosaic_gpu import errors
 from mosaic_gpu.runtime import launch_spec, native
-from mosaic_gpu.runtime.launch_spec import BufferPointer, LaunchSpec, Scalar, TensorMap, serialize
+from mosaic_gpu.runtime.launch_spec import (
+    BufferPointer,
+    Extent,
+    LaunchSpec,
+    Scalar,
+    ShapedMap,
+    TensorMap,
+    deserialize,
+    serialize,
+)
 
 GOOD_MAP = {"buffer": 0, "dtype": "bfloat16", "dims": (128, 64), "strides": (256,), "box": (64, 64), "swizzle": 128}
 GOOD_SPEC = {
@@ -25,6 +34,15 @@ GOOD_SPEC = {
     "parameters": (TensorMap(**GOOD_MAP), BufferPointer(1, 4), Scalar(2, "int32")),
     "toolchain": "NVRTC 13.0 sm_90a",
 }
+
+
+def test_illegal_maps_of_unknown_arrays():
+    with pytest.raises(errors.IllegalInstruction, match="swizzle of 128 bytes"):
+        ShapedMap(0, "bfloat16", ((1, 1, None), (0, 1, None)), (128, 64), 128)
+    with pytest.raises(errors.UnsupportedCall, match="complex64"):
+        ShapedMap(0, "complex64", ((0, 1, None),), (64,))
+    with pytest.raises(errors.UnsupportedCall, match="count from 0"):
+        Extent(0, -1)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +134,14 @@ def test_bytes_tell_every_field_apart():
     maps = [{}, {"buffer": 1}, {"dtype": "float16"}, {"dims": (128, 65)}, {"strides": (512,)}, {"box": (32, 64)}]
     for changed in [*maps, {"swizzle": 0}]:
         blobs.append(serialize(LaunchSpec(**(GOOD_SPEC | {"parameters": (TensorMap(**(GOOD_MAP | changed)),)}))))
+    steps = ((1, 1, 64), (0, 1, None))
+    shaped = {"buffer": 0, "dtype": "bfloat16", "dims": steps, "box": (64, 64), "swizzle": 128}
+    changes = [{"dims": ((1, 1, 64), (0, 2, None))}, {"dims": ((1, 1, None), (0, 1, None))}, {"dims": steps[::-1]}]
+    parameters = [ShapedMap(**(shaped | c)) for c in [*maps[:3], *changes, {"box": (32, 64)}, {"swizzle": 0}]]
+    for parameter in [*parameters, Extent(0, 0), Extent(1, 0), Extent(0, 1)]:
+        spec = LaunchSpec(**(GOOD_SPEC | {"parameters": (parameter,)}))
+        blobs.append(serialize(spec))
+        assert deserialize(blobs[-1]) == spec
     blobs.append(serialize(LaunchSpec(**GOOD_SPEC)))
     assert len(set(blobs)) == len(blobs)
     assert blobs[-1] == serialize(LaunchSpec(**GOOD_SPEC))

@@ -69,12 +69,14 @@ ffi::Error Collect(ffi::RemainingArgs arguments, ffi::RemainingRets results, std
   for (size_t i = 0; i < arguments.size(); ++i) {
     auto buffer = arguments.get<ffi::AnyBuffer>(i);
     if (!buffer) return buffer.error();
-    out->push_back({buffer->untyped_data(), buffer->size_bytes()});
+    auto shape = buffer->dimensions();
+    out->push_back({buffer->untyped_data(), buffer->size_bytes(), {shape.begin(), shape.end()}});
   }
   for (size_t i = 0; i < results.size(); ++i) {
     auto buffer = results.get<ffi::AnyBuffer>(i);
     if (!buffer) return buffer.error();
-    out->push_back({(*buffer)->untyped_data(), (*buffer)->size_bytes()});
+    auto shape = (*buffer)->dimensions();
+    out->push_back({(*buffer)->untyped_data(), (*buffer)->size_bytes(), {shape.begin(), shape.end()}});
   }
   return ffi::Error::Success();
 }
@@ -118,6 +120,40 @@ ffi::Error Simulated(ffi::Buffer<ffi::U8> report, ffi::RemainingArgs arguments, 
       std::memcpy((*to)->untyped_data(), from->untyped_data(), from->size_bytes());
     }
   }
+  return ffi::Error::Success();
+}
+
+// The simulator, for programs whose shapes are known only when they run: a function of Python's, by the number that the program
+// has there.  `shapes` holds the extents of the arguments, then of the results, one after the other; ranks how many each has.
+using LateSimulator = void (*)(int64_t call, void** buffers, const int64_t* ranks, const int64_t* shapes, int64_t count,
+                               char* message, int64_t capacity);
+LateSimulator late_simulator = nullptr;
+
+ffi::Error SimulateLate(ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t call) {
+  if (late_simulator == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kAborted,
+                      "UnsupportedCall: a program for the simulator runs only in the process that made it; export for 'cuda'");
+  }
+  std::vector<Buffer> buffers;
+  ffi::Error collected = ffi::Error::Success();
+  std::vector<char> message(1 << 15, '\0');
+  const Status status = Guarded([&] {
+    collected = Collect(arguments, results, &buffers);
+    if (collected.failure()) return Status();
+    std::vector<void*> addresses;
+    std::vector<int64_t> ranks, shapes;
+    for (const Buffer& buffer : buffers) {
+      addresses.push_back(buffer.address);
+      ranks.push_back(static_cast<int64_t>(buffer.shape.size()));
+      shapes.insert(shapes.end(), buffer.shape.begin(), buffer.shape.end());
+    }
+    late_simulator(call, addresses.data(), ranks.data(), shapes.data(), static_cast<int64_t>(buffers.size()), message.data(),
+                   static_cast<int64_t>(message.size()));
+    return Status();
+  });
+  if (collected.failure()) return collected;
+  if (!status.ok()) return ToError(status);
+  if (message[0] != '\0') return ffi::Error(ffi::ErrorCode::kAborted, std::string(message.data()));
   return ffi::Error::Success();
 }
 
@@ -171,6 +207,13 @@ MOSAIC_GPU_HANDLER(mosaic_gpu_simulated, mosaic_gpu::Simulated,
                        .Arg<xla::ffi::Buffer<xla::ffi::U8>>()
                        .RemainingArgs()
                        .RemainingRets())
+
+MOSAIC_GPU_HANDLER(mosaic_gpu_simulate_late, mosaic_gpu::SimulateLate,
+                   xla::ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int64_t>("call"))
+
+MOSAIC_GPU_EXPORT void mosaic_gpu_set_late_simulator(mosaic_gpu::LateSimulator simulator) {
+  mosaic_gpu::late_simulator = simulator;
+}
 
 MOSAIC_GPU_EXPORT void* mosaic_gpu_cuda_type_id() { return &mosaic_gpu::CudaState::id; }
 MOSAIC_GPU_EXPORT void* mosaic_gpu_cuda_type_info() { return &mosaic_gpu::CudaState::info; }

@@ -27,6 +27,8 @@ bool LooksLikeCubin(const std::string& image) {
 
 uint64_t ParameterBytes(const Parameter& parameter) {
   if (std::holds_alternative<TensorMapParameter>(parameter)) return sizeof(TensorMapImage);
+  if (std::holds_alternative<ShapedMapParameter>(parameter)) return sizeof(TensorMapImage);
+  if (std::holds_alternative<ExtentParameter>(parameter)) return sizeof(int32_t);
   if (const auto* scalar = std::get_if<ScalarParameter>(&parameter)) return scalar->size;
   return sizeof(void*);
 }

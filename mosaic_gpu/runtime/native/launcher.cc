@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 namespace mosaic_gpu {
@@ -45,10 +46,62 @@ Status Launcher::Prepare(CUstream stream) {
   return PrepareIn(context);
 }
 
-Status Launcher::CheckBuffers(const Buffer* buffers, size_t count) const {
-  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
-    const auto* map = std::get_if<TensorMapParameter>(&spec_.parameters[i]);
-    const auto* pointer = std::get_if<PointerParameter>(&spec_.parameters[i]);
+// The parameters of this call: what depends on the arrays' extents gets those that the call brings.
+Status Launcher::Resolve(const Buffer* buffers, size_t count, Parameters* out) const {
+  *out = spec_.parameters;
+  for (size_t i = 0; i < out->size(); ++i) {
+    const auto* shaped = std::get_if<ShapedMapParameter>(&(*out)[i]);
+    const auto* extent = std::get_if<ExtentParameter>(&(*out)[i]);
+    if (shaped == nullptr && extent == nullptr) continue;
+    const std::string where = "kernel '" + spec_.entry + "', parameter " + std::to_string(i);
+    const uint32_t index = shaped != nullptr ? shaped->buffer : extent->buffer;
+    if (index >= count) {
+      return Status::Launch(where + " is buffer " + std::to_string(index) + " of a call with " + std::to_string(count));
+    }
+    const std::vector<int64_t>& shape = buffers[index].shape;
+    uint32_t axes = extent != nullptr ? extent->axis + 1 : 0;
+    for (uint32_t k = 0; shaped != nullptr && k < shaped->rank; ++k) axes = std::max(axes, shaped->dims[k].axis + 1);
+    if (shape.size() < axes) {
+      return Status::Launch(where + " needs the extents of buffer " + std::to_string(index) + ", which has " +
+                            std::to_string(shape.size()) + " here");
+    }
+    if (const auto wide = std::find_if(shape.begin(), shape.end(), [](int64_t n) { return n > INT32_MAX; });
+        wide != shape.end()) {
+      return Status::Unsupported(where + ": an extent of " + std::to_string(*wide) + " is no int32");
+    }
+    if (extent != nullptr) {
+      const auto value = static_cast<int32_t>(shape[extent->axis]);
+      ScalarParameter scalar{sizeof(value), {}};
+      std::memcpy(scalar.bytes, &value, sizeof(value));
+      (*out)[i] = scalar;
+      continue;
+    }
+    TensorMapParameter map{shaped->buffer, shaped->dtype, shaped->rank, shaped->swizzle, shaped->itemsize, {}, {}, {}};
+    for (uint32_t k = 0; k < map.rank; ++k) {
+      const auto& dim = shaped->dims[k];
+      uint64_t stride = uint64_t{shaped->itemsize} * dim.step;
+      for (size_t axis = dim.axis + 1; axis < shape.size(); ++axis) stride *= static_cast<uint64_t>(shape[axis]);
+      map.dims[k] = dim.extent != 0 ? dim.extent : (static_cast<uint64_t>(shape[dim.axis]) + dim.step - 1) / dim.step;
+      map.box[k] = shaped->box[k];
+      if (map.dims[k] == 0) {
+        return Status::Unsupported(where + ": buffer " + std::to_string(index) + " is empty, which TMA cannot describe");
+      }
+      if (k == 0) {
+        map.extent = map.dims[0] * map.extent;
+      } else {
+        map.strides[k - 1] = stride;
+        map.extent += (map.dims[k] - 1) * stride;
+      }
+    }
+    (*out)[i] = map;
+  }
+  return Status();
+}
+
+Status Launcher::CheckBuffers(const Parameters& parameters, const Buffer* buffers, size_t count) const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto* map = std::get_if<TensorMapParameter>(&parameters[i]);
+    const auto* pointer = std::get_if<PointerParameter>(&parameters[i]);
     if (map == nullptr && pointer == nullptr) continue;
     const uint32_t index = map != nullptr ? map->buffer : pointer->buffer;
     const std::string where = "kernel '" + spec_.entry + "', parameter " + std::to_string(i);
@@ -86,17 +139,20 @@ Status Launcher::Encode(size_t index, const TensorMapParameter& map, void* addre
   return DriverFailure("cuTensorMapEncodeTiled", result, spec_, detail);
 }
 
-Status Launcher::EncodedMaps(CUcontext context, const Buffer* buffers, std::shared_ptr<const Maps>* out) {
+Status Launcher::EncodedMaps(CUcontext context, const Parameters& parameters, const Buffer* buffers,
+                             std::shared_ptr<const Maps>* out) {
   auto wanted = std::make_shared<Maps>();
   wanted->context = context;
-  for (const Parameter& parameter : spec_.parameters) {
+  for (const Parameter& parameter : parameters) {
     if (const auto* map = std::get_if<TensorMapParameter>(&parameter)) {
       wanted->addresses.push_back(buffers[map->buffer].address);
+      wanted->dims.insert(wanted->dims.end(), map->dims, map->dims + map->rank);
     }
   }
   std::lock_guard<std::mutex> lock(mutex_);
   auto hit = std::find_if(maps_.begin(), maps_.end(), [&](const auto& entry) {
-    return entry->context == context && entry->addresses == wanted->addresses;
+    return entry->context == context && entry->addresses == wanted->addresses &&
+           entry->dims == wanted->dims;
   });
   if (hit != maps_.end()) {
     maps_.splice(maps_.begin(), maps_, hit);
@@ -105,8 +161,8 @@ Status Launcher::EncodedMaps(CUcontext context, const Buffer* buffers, std::shar
   }
   wanted->images.resize(wanted->addresses.size());
   size_t next = 0;
-  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
-    if (const auto* map = std::get_if<TensorMapParameter>(&spec_.parameters[i])) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (const auto* map = std::get_if<TensorMapParameter>(&parameters[i])) {
       if (Status status = Encode(i, *map, wanted->addresses[next], &wanted->images[next]); !status.ok()) return status;
       ++next;
     }
@@ -119,25 +175,27 @@ Status Launcher::EncodedMaps(CUcontext context, const Buffer* buffers, std::shar
 
 Status Launcher::Launch(CUstream stream, const Buffer* buffers, size_t count) {
   if (spec_.empty()) return Status();
-  if (Status status = CheckBuffers(buffers, count); !status.ok()) return status;
+  Parameters given;
+  if (Status status = Resolve(buffers, count, &given); !status.ok()) return status;
+  if (Status status = CheckBuffers(given, buffers, count); !status.ok()) return status;
   StreamContext context(stream);
   if (!context.status().ok()) return context.status();
   if (Status status = PrepareIn(context); !status.ok()) return status;
   std::shared_ptr<const Maps> maps;  // held until the driver has copied them, in case another thread evicts them
-  if (Status status = EncodedMaps(context.context(), buffers, &maps); !status.ok()) return status;
+  if (Status status = EncodedMaps(context.context(), given, buffers, &maps); !status.ok()) return status;
 
   // The driver copies parameter values during the call, also while a graph is captured: memory of this call will do.
-  std::vector<void*> addresses(spec_.parameters.size());
-  std::vector<void*> parameters(spec_.parameters.size());
+  std::vector<void*> addresses(given.size());
+  std::vector<void*> parameters(given.size());
   size_t next_map = 0;
-  for (size_t i = 0; i < spec_.parameters.size(); ++i) {
-    if (std::holds_alternative<TensorMapParameter>(spec_.parameters[i])) {
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (std::holds_alternative<TensorMapParameter>(given[i])) {
       parameters[i] = const_cast<TensorMapImage*>(&maps->images[next_map++]);
-    } else if (const auto* pointer = std::get_if<PointerParameter>(&spec_.parameters[i])) {
+    } else if (const auto* pointer = std::get_if<PointerParameter>(&given[i])) {
       addresses[i] = static_cast<char*>(buffers[pointer->buffer].address) + pointer->offset;
       parameters[i] = &addresses[i];
     } else {
-      parameters[i] = const_cast<unsigned char*>(std::get<ScalarParameter>(spec_.parameters[i]).bytes);
+      parameters[i] = const_cast<unsigned char*>(std::get<ScalarParameter>(given[i]).bytes);
     }
   }
   LaunchAttribute attributes[2] = {};

@@ -17,6 +17,7 @@ namespace mosaic_gpu {
 struct Buffer {
   void* address;
   uint64_t bytes;
+  std::vector<int64_t> shape = {};  // where the caller knows it
 };
 
 class Launcher {
@@ -31,16 +32,21 @@ class Launcher {
   Status Launch(CUstream stream, const Buffer* buffers, size_t count);
 
  private:
-  // Encoded maps for one set of buffer addresses, in the order of the tensor-map parameters.
+  using Parameters = std::vector<Parameter>;
+
+  // Encoded maps for one set of buffer addresses and array extents, in the order of the tensor-map parameters.
   struct Maps {
     CUcontext context;
     std::vector<void*> addresses;
+    std::vector<uint64_t> dims;
     std::vector<TensorMapImage> images;
   };
 
   Launcher(Spec spec, std::shared_ptr<Kernel> kernel) : spec_(std::move(spec)), kernel_(std::move(kernel)) {}
-  Status CheckBuffers(const Buffer* buffers, size_t count) const;
-  Status EncodedMaps(CUcontext context, const Buffer* buffers, std::shared_ptr<const Maps>* out);
+  Status Resolve(const Buffer* buffers, size_t count, Parameters* out) const;
+  Status CheckBuffers(const Parameters& parameters, const Buffer* buffers, size_t count) const;
+  Status EncodedMaps(CUcontext context, const Parameters& parameters, const Buffer* buffers,
+                     std::shared_ptr<const Maps>* out);
   Status Encode(size_t index, const TensorMapParameter& map, void* address, TensorMapImage* image) const;
   Status PrepareIn(const StreamContext& context);
 

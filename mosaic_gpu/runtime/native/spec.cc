@@ -83,6 +83,32 @@ Status ReadParameter(Reader& reader, std::vector<Parameter>* out) {
       out->emplace_back(scalar);
       break;
     }
+    case 3: {
+      ShapedMapParameter map{};
+      map.buffer = reader.Value<uint32_t>();
+      map.dtype = reader.Value<uint32_t>();
+      map.rank = reader.Value<uint32_t>();
+      map.swizzle = reader.Value<uint32_t>();
+      map.itemsize = reader.Value<uint32_t>();
+      if (!reader.good()) return Damaged(where + " is cut off");
+      if (map.rank < 1 || map.rank > 5) return Damaged(where + " has rank " + std::to_string(map.rank));
+      for (uint32_t i = 0; i < map.rank; ++i) {
+        map.dims[i].axis = reader.Value<uint32_t>();
+        map.dims[i].step = reader.Value<uint32_t>();
+        map.dims[i].extent = reader.Value<uint64_t>();
+        if (reader.good() && map.dims[i].step == 0) return Damaged(where + " has a step of 0");
+      }
+      reader.Values(map.box, map.rank);
+      out->emplace_back(map);
+      break;
+    }
+    case 4: {
+      ExtentParameter extent{};
+      extent.buffer = reader.Value<uint32_t>();
+      extent.axis = reader.Value<uint32_t>();
+      out->emplace_back(extent);
+      break;
+    }
     default:
       return Damaged(where + " is of an unknown kind");
   }

@@ -11,7 +11,7 @@
 
 namespace mosaic_gpu {
 
-inline constexpr uint32_t kSpecVersion = 2;
+inline constexpr uint32_t kSpecVersion = 3;
 
 // A tensor map over buffer `buffer`: dims in elements, strides and extent in bytes, innermost dimension first.
 struct TensorMapParameter {
@@ -35,7 +35,28 @@ struct ScalarParameter {
   alignas(8) unsigned char bytes[8];
 };
 
-using Parameter = std::variant<TensorMapParameter, PointerParameter, ScalarParameter>;
+// A tensor map whose extents are those of the array that a call brings (a program exported with symbols in its shapes).
+struct ShapedMapParameter {
+  uint32_t buffer;
+  uint32_t dtype;
+  uint32_t rank;
+  uint32_t swizzle;
+  uint32_t itemsize;
+  struct {
+    uint32_t axis;    // of the array
+    uint32_t step;    // elements along it
+    uint64_t extent;  // 0: as many steps as the array has
+  } dims[5];
+  uint32_t box[5];
+};
+
+// An extent of the array that a call brings, as an int32.
+struct ExtentParameter {
+  uint32_t buffer;
+  uint32_t axis;
+};
+
+using Parameter = std::variant<TensorMapParameter, PointerParameter, ScalarParameter, ShapedMapParameter, ExtentParameter>;
 
 struct Spec {
   uint32_t arch;     // compute capability times ten

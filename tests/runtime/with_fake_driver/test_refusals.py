@@ -8,10 +8,11 @@ import random
 import pytest
 
 from mosaic_gpu import errors
-from mosaic_gpu.runtime.launch_spec import BufferPointer, Scalar, TensorMap, serialize
+from mosaic_gpu.runtime.launch_spec import BufferPointer, Extent, Scalar, ShapedMap, TensorMap, serialize
 from mosaic_gpu.runtime.native import Launcher
 
 MAP = TensorMap(buffer=0, dtype="float32", dims=(32, 8), strides=(128,), box=(32, 8), swizzle=128)
+SHAPED = ShapedMap(0, "float32", ((1, 1, None), (0, 1, None)), (32, 8), 128)
 
 
 @pytest.mark.parametrize("result", [200, 209, 218, 222, 300, 801])
@@ -149,19 +150,19 @@ def test_a_cubin_that_is_none(make_spec):
 
 
 def test_damaged_specifications_are_refused(make_spec):
-    blob = serialize(make_spec(MAP, BufferPointer(1, 8), Scalar(3, "int64")))
+    blob = serialize(make_spec(MAP, BufferPointer(1, 8), Scalar(3, "int64"), SHAPED, Extent(0, 1)))
     for size in range(len(blob)):
         with pytest.raises(errors.MosaicGpuError, match="damaged"):
             Launcher(blob[:size])
     with pytest.raises(errors.MosaicGpuError, match="damaged"):
         Launcher(blob + b"\0")
-    with pytest.raises(errors.MosaicGpuError, match="version is 3, this launcher reads version 2"):
-        Launcher(blob[:4] + b"\3\0\0\0" + blob[8:])
+    with pytest.raises(errors.MosaicGpuError, match="version is 4, this launcher reads version 3"):
+        Launcher(blob[:4] + b"\4\0\0\0" + blob[8:])
 
 
 def test_random_damage_never_ends_the_process(driver, make_spec):
     random.seed(20)
-    blob = serialize(make_spec(MAP, BufferPointer(1, 8), Scalar(3, "int64")))
+    blob = serialize(make_spec(MAP, BufferPointer(1, 8), Scalar(3, "int64"), SHAPED, Extent(0, 1)))
     for _ in range(3000):
         damaged = bytearray(blob)
         for _ in range(random.randint(1, 4)):

@@ -11,7 +11,7 @@ import pytest
 
 from mosaic_gpu import errors
 from mosaic_gpu.runtime import device, jax_ffi
-from mosaic_gpu.runtime.launch_spec import BufferPointer, Scalar, TensorMap
+from mosaic_gpu.runtime.launch_spec import BufferPointer, Extent, Scalar, ShapedMap, TensorMap
 
 OUT = jax.ShapeDtypeStruct((8, 32), jnp.float32)
 
@@ -44,6 +44,39 @@ def test_buffers_count_inputs_then_outputs(driver, make_spec):
     first = driver.calls("cuLaunchKernelEx")[0]["parameters"].split(",")
     values = [int.from_bytes(bytes.fromhex(text), "little") for text in first]
     assert values[0] == address(x) and values[1] == address(y) and values[2] == address(result) and values[3] == 5
+
+
+def test_extents_come_from_the_arrays_of_the_call(driver, make_spec):
+    """One exported program, its shapes symbols, on arrays of several shapes."""
+    dims = ((2, 1, 32), (1, 1, None), (0, 1, None), (2, 32, None))
+    shaped = ShapedMap(0, "float32", dims, box=(32, 8, 1, 1), swizzle=128)
+    spec = make_spec(shaped, Extent(0, 1), Extent(1, 0), BufferPointer(1))
+    driver.parameters(128, 4, 4, 8)
+    a, b, c = jax.export.symbolic_shape("a, b, c", constraints=["mod(c, 32) == 0"])
+
+    def call(x):
+        return jax_ffi.launch_call(spec, [x], [jax.ShapeDtypeStruct((x.shape[1], 7), jnp.float32)])
+
+    exported = jax.export.export(
+        jax.jit(call), disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(jax_ffi.TARGET)]
+    )(jax.ShapeDtypeStruct((a, b, c), jnp.float32))
+    for shape in ((3, 5, 64), (2, 300, 32)):
+        (result,) = exported.call(jnp.zeros(shape))
+        assert result.shape == (shape[1], 7)
+        a, b, c = shape
+        made = driver.calls("cuTensorMapEncodeTiled")[-1]
+        assert made["dims"] == f"32,{b},{a},{c // 32}"
+        assert made["strides"] == f"{4 * c},{4 * b * c},128"
+        values = driver.calls("cuLaunchKernelEx")[-1]["parameters"].split(",")
+        assert [int.from_bytes(bytes.fromhex(v)[:4], "little") for v in values[1:3]] == [b, b]
+    assert len(driver.calls("cuLibraryLoadData")) == 1
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="UnsupportedCall.*buffer 0 is empty, which TMA cannot describe"
+    ):
+        jax.block_until_ready(jax.jit(call)(jnp.zeros((0, 5, 64))))
+    beyond = make_spec(Extent(0, 3))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="needs the extents of buffer 0, which has 1 here"):
+        jax.block_until_ready(jax.jit(lambda x: jax_ffi.launch_call(beyond, [x], [OUT]))(jnp.zeros(4)))
 
 
 def test_executables_with_one_cubin_load_it_once(driver, make_spec):
