@@ -16,10 +16,9 @@ from jax import export
 from ..frontend.loops import ds
 from ..frontend.memory import SMEM, RefType
 from ..memory import SmemTransform
+from ..plan.tma import ALIGNMENT, MAX_BOX, MAX_RANK, piece_of
 from .specs import BlockDim, Element, Squeezed, block_size
 
-MAX_RANK = 5  # of a tensor map
-ALIGNMENT = 128  # bytes, of a TMA copy's place in shared memory
 Ids = Sequence[Any]
 
 
@@ -40,8 +39,10 @@ def known_multiple(n: Any) -> int:
     return next(p for p in powers if not symbolic((rest := n % p,)) and rest == 0)
 
 
-def why_no_tma(shape: Sequence[int], dims: Sequence[BlockDim], dtype: Any) -> str | None:
-    """Why TMA cannot move such blocks of an array of `shape`; None where it can."""
+def why_no_tma(
+    shape: Sequence[int], dims: Sequence[BlockDim], dtype: Any, transforms: Sequence[SmemTransform] = ()
+) -> str | None:
+    """Why TMA cannot move such blocks of an array of `shape`; None where it can.  transforms: how they lie in shared memory."""
     size = np.dtype(dtype).itemsize
     if not shape or not kept_shape(dims):
         return "the block is a scalar"
@@ -58,6 +59,16 @@ def why_no_tma(shape: Sequence[int], dims: Sequence[BlockDim], dtype: Any) -> st
         return f"the block's rows have {row} bytes, TMA moves multiples of 16"
     if len(shape) > 1 and known_multiple(shape[-1]) * size % 16:
         return f"the array's rows have {shape[-1] * size} bytes, TMA needs multiples of 16"
+    stride = size
+    for n in () if transforms else reversed(kept_shape(dims)):
+        if n > MAX_BOX:
+            if not piece_of(n, stride)[1]:
+                return (
+                    f"TMA moves at most {MAX_BOX} elements along a dimension, and {n} of them do not split where copies may "
+                    f"start, at multiples of {ALIGNMENT} bytes"
+                )
+            break  # so do those outside of it
+        stride *= n
     return None
 
 

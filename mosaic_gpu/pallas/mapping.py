@@ -80,7 +80,7 @@ class BlockMapping:
     def why_not(self) -> str | None:
         if not self.dims:
             return "the array is left where it is"
-        return why_no_tma(self.shape, self.dims, self.dtype) or self.in_place or None
+        return why_no_tma(self.shape, self.dims, self.dtype, self.transforms) or self.in_place or None
 
     @property
     def block_shape(self) -> tuple[int, ...]:

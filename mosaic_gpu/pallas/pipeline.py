@@ -119,13 +119,14 @@ def _moved(name: str, ref: Any, spec: BlockSpec, steps: int, delay: int, rank: i
             )
         return found
 
-    staged = not spec.in_gmem(where, name) and why_no_tma(ref.shape, dims, ref.dtype) is None
+    transforms = spec.checked_transforms(where, name)
+    staged = not spec.in_gmem(where, name) and why_no_tma(ref.shape, dims, ref.dtype, transforms) is None
     depth = spec.depth(where, name, steps)
     if delay and delay >= depth:
         raise ValueError(
             f"{where}: {name}: delay_release={delay} must be less than its buffers, {depth} (max_concurrent_steps)"
         )
-    return Moved(name, ref, dims, index, depth, delay, spec.checked_transforms(where, name), staged)
+    return Moved(name, ref, dims, index, depth, delay, transforms, staged)
 
 
 def check_dims(where: str, name: str, dims: Sequence[BlockDim], spec: BlockSpec) -> None:

@@ -145,7 +145,7 @@ def _planned(
             line,
         )
     _check_rank(len(gmem.ref.shape), gmem, line)
-    box, loops = _box(digits, gmem, layout.itemsize)
+    box, loops = _box(digits, gmem)
     inner_bytes = box[0].extent * layout.itemsize
     if inner_bytes % 16:
         raise IllegalInstruction(
@@ -224,7 +224,15 @@ def _check_strides(plan: TensorMapPlan, gmem: View, size: int, line: Line | None
             )
 
 
-def _box(digits: list[_Digit], gmem: View, size: int) -> tuple[list[_Digit], list[_Digit]]:
+def piece_of(extent: int, stride: int) -> tuple[int, bool]:
+    """Into what pieces a dimension of more elements than a box has is cut, and whether each starts where TMA may write; elements
+    are `stride` bytes apart."""
+    pieces = [k for k in range(1, MAX_BOX + 1) if extent % k == 0]
+    found = max(pieces, key=lambda k: (math.gcd(k * stride, ALIGNMENT), k))
+    return found, found * stride % ALIGNMENT == 0
+
+
+def _box(digits: list[_Digit], gmem: View) -> tuple[list[_Digit], list[_Digit]]:
     """Digits that form the box (packed, at most 256 each, rank within 5 with the squeezed axes), and those to enumerate."""
     squeezed = sum(d.size is None for d in gmem.dims)
     axes_seen: set[int] = set()
@@ -239,9 +247,7 @@ def _box(digits: list[_Digit], gmem: View, size: int) -> tuple[list[_Digit], lis
             continue
         extent = d.extent
         if extent > MAX_BOX:
-            # A row is cut where the next piece may start; one that has no such place is refused below.
-            pieces = [k for k in range(1, MAX_BOX + 1) if d.extent % k == 0]
-            extent = max(pieces, key=lambda k: (0 if box else math.gcd(k * size, ALIGNMENT), k))
+            extent, _ = piece_of(d.extent, packed)
             loops.append(_Digit(d.extent // extent, d.stride * extent, d.axis, d.step * extent))
         box.append(_Digit(extent, d.stride, d.axis, d.step))
         axes_seen.add(d.axis)

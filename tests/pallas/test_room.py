@@ -188,3 +188,18 @@ def test_a_list_of_outputs_comes_back_as_a_tuple(interpret):
     got = f(x)
     assert isinstance(got, tuple)
     np.testing.assert_array_equal(got[1], -x)
+
+
+# ---- blocks that TMA cannot cut into boxes --------------------------------------------------------------------------------
+@BOTH
+@pytest.mark.parametrize(
+    "shape, staged",
+    [((300,), False), ((4, 300), False), ((520,), False), ((300, 4), False), ((3, 264), False)]
+    + [((264, 4), True), ((320,), True), ((2, 384), True), ((300, 8), True), ((288,), True)],
+)
+def test_more_elements_than_a_box_has(shape, staged, interpret):
+    """They are cut where a copy may start, at multiples of 128 bytes, or stay in place."""
+    x = numbers(*shape)
+    f = plgpu.pallas_call(lambda x, o: o.__setitem__(..., x[...] + 1), out(*shape), interpret=interpret)
+    np.testing.assert_array_equal(f(x), x + 1)
+    assert [b.staged for b in f.traced(x)[0].mapping.blocks] == [staged] * 2
