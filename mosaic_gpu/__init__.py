@@ -4,7 +4,8 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, when, loop, when_any_in_warp, warp_map, core_map, WarpMesh, inline_mgpu
+- kernels: kernel, CompilerParams, run_scoped, run_state, when, when_any_in_warp, warp_map, core_map, WarpMesh, inline_mgpu
+- loops: loop, nd_loop
 - numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, commit_smem_to_gmem_group, wait_smem_to_gmem, commit_smem
@@ -19,7 +20,7 @@ The names, by topic (each is documented where it is defined):
 - global memory by many threads at once: atomic_add, atomic_max, atomic_min, atomic_and, atomic_or, atomic_xor
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - looking inside: debug_print, debug_check, print_layout
-- grids of blocks: pallas_call, emit_pipeline, GridSpec, PrefetchScalarGridSpec, CostEstimate
+- grids of blocks: pallas_call, emit_pipeline, emit_pipeline_warp_specialized, GridSpec, PrefetchScalarGridSpec, CostEstimate
 - backends of pallas_call: register_backend, TritonCompilerParams
 - blocks of arrays: BlockSpec, Blocked, Element, Squeezed, squeezed, BoundedSlice, Indirect, Buffered, ANY, no_block_spec
 - simulator: SimulatorParams, simulator_params
@@ -39,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop"),
+    "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop", "nd_loop"),
     "frontend.kernel": ("kernel",),
     "frontend.loops": (
         "WarpMesh",
@@ -52,6 +53,7 @@ _WHERE = {
         "loop",
         "rem",
         "run_scoped",
+        "run_state",
         "warp_map",
         "when",
     ),
@@ -115,6 +117,7 @@ _WHERE = {
     "pallas.backends": ("register_backend",),
     "pallas.call": ("pallas_call",),
     "pallas.pipeline": ("emit_pipeline",),
+    "pallas.specialized": ("emit_pipeline_warp_specialized",),
     "pallas.specs": (
         "ANY",
         "BlockSpec",
@@ -169,6 +172,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .frontend.dynamic import NDLoopInfo as NDLoopInfo
     from .frontend.dynamic import dynamic_scheduling_loop as dynamic_scheduling_loop
+    from .frontend.dynamic import nd_loop as nd_loop
     from .frontend.kernel import kernel as kernel
     from .frontend.loops import WarpMesh as WarpMesh
     from .frontend.loops import cdiv as cdiv
@@ -180,6 +184,7 @@ if TYPE_CHECKING:
     from .frontend.loops import loop as loop
     from .frontend.loops import rem as rem
     from .frontend.loops import run_scoped as run_scoped
+    from .frontend.loops import run_state as run_state
     from .frontend.loops import warp_map as warp_map
     from .frontend.loops import when as when
     from .frontend.memory import ACC as ACC
@@ -254,6 +259,7 @@ if TYPE_CHECKING:
     from .pallas.backends import register_backend as register_backend
     from .pallas.call import pallas_call as pallas_call
     from .pallas.pipeline import emit_pipeline as emit_pipeline
+    from .pallas.specialized import emit_pipeline_warp_specialized as emit_pipeline_warp_specialized
     from .pallas.specs import ANY as ANY
     from .pallas.specs import Blocked as Blocked
     from .pallas.specs import BlockSpec as BlockSpec

@@ -1,8 +1,10 @@
-"""A loop over the places of a grid that are handed out while it runs (cluster launch control)."""
+"""Loops over the places of a grid: dealt out in turn, or handed out while it runs (cluster launch control)."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import arguments
-from .loops import rem, run_scoped, when
+from .loops import div, rem, run_scoped, when
 from .memory import Barrier, ClusterBarrier
 
 SLOTS = 2  # answers: the next place is asked for while this one is worked on
@@ -19,11 +21,66 @@ SLOTS = 2  # answers: the next place is asked for while this one is worked on
 @dataclasses.dataclass(frozen=True)
 class NDLoopInfo:
     """index: the place in the grid, one int32 for each axis; local_index: how many this block has had before; num_local_steps:
-    None, as nobody knows."""
+    how many it has in all (int32), None where nobody knows."""
 
     index: tuple[Any, ...]
     local_index: Any
-    num_local_steps: None = None
+    num_local_steps: Any = None
+
+
+def nd_loop(
+    grid: Sequence[Any],
+    *,
+    collective_axes: Sequence[str] | str,
+    tiling: Sequence[int] | None = None,
+    init_carry: Any = None,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: call the function for every n-th place of `grid`, for n blocks (warpgroups) that take turns.
+
+    grid: sizes, ints or int32 scalars; the last axis is the fastest.  collective_axes: axes of the kernel (grid, cluster,
+    warpgroups), over whose members the places are dealt, the last axis the fastest.  tiling: sizes that divide the grid's; the
+    places of one such tile come before those of the next.  The function takes an `NDLoopInfo`, with init_carry also `carry=`, and
+    returns the next carry; the decorated name is the last one.  Raises ValueError for a tiling that does not fit.
+    """
+    where = "nd_loop"
+    names = arguments.names(where, "collective_axes", collective_axes)
+    sizes = list(grid)
+    for i, n in enumerate(sizes):
+        if not (hasattr(n, "dtype") and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)):
+            sizes[i] = arguments.whole(where, f"grid[{i}]", n, 0)
+    tiles = None if tiling is None else arguments.whole_numbers(where, "tiling", tiling, 1)
+    if tiles is not None:
+        if len(tiles) != len(sizes):
+            raise ValueError(f"nd_loop: tiling={tiles} has {len(tiles)} sizes, grid={tuple(grid)} {len(sizes)}")
+        for n, t in zip(sizes, tiles, strict=True):
+            if isinstance(n, int) and n % t:
+                raise ValueError(f"nd_loop: tiling={tiles} does not divide grid={tuple(grid)}: {n} % {t} = {n % t}")
+        sizes = [*(div(n, t) for n, t in zip(sizes, tiles, strict=True)), *tiles]
+
+    def run(body: Callable[..., Any]) -> Any:
+        arguments.function(where, "the decorated object", body)
+        first, members = jnp.int32(0), 1
+        for name in names:
+            size = jax.lax.axis_size(name)
+            first, members = first * size + jax.lax.axis_index(name), members * size
+        total = jnp.asarray(functools.reduce(operator.mul, sizes, 1), jnp.int32)
+        steps = jnp.where(first < total, div(total - first + (members - 1), members), 0)
+
+        def step(i: Any, carry: Any) -> Any:
+            left, index = i * members + first, []
+            for n in reversed(sizes):
+                index.append(rem(left, n))
+                left = div(left, n)
+            index.reverse()
+            if tiles is not None:
+                outer, inner = index[: len(tiles)], index[len(tiles) :]
+                index = [o * t + k for o, t, k in zip(outer, tiles, inner, strict=True)]
+            info = NDLoopInfo(tuple(index), i, steps)
+            return body(info) if init_carry is None else body(info, carry=carry)
+
+        return jax.lax.fori_loop(jnp.int32(0), steps, step, init_carry)
+
+    return run
 
 
 def dynamic_scheduling_loop(

@@ -13,7 +13,7 @@ from jax import export
 
 from .. import arguments
 from ..errors import UnsupportedCall, UnsupportedPrimitive
-from .memory import RefType
+from .memory import InitialAccumulator, RefType
 from .primitives import get_global_p, is_ref, run_scoped_p, slice_class, warp_branch_p, warp_map_p
 from .trace import leaf_names
 
@@ -166,6 +166,34 @@ def inline_mgpu(*_: Any, **__: Any) -> NoReturn:
         "inline_mgpu takes MLIR of JAX's Mosaic GPU compiler, and kernels here become CUDA C++: write it with the operations "
         "that docs/ops.md lists"
     )
+
+
+def run_state(f: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """A function from initial values to what `f` makes of them: `run_state(f)(ACC.init(x))`.
+
+    f gets Refs in the structure of the initial values, each `ACC.init(array)`, which live as long as the call; what they hold
+    at its end comes back in that structure.  Waits that reading them needs are put in.  Raises TypeError for other values: for
+    shared memory and barriers there is `run_scoped`.
+    """
+    arguments.function("run_state", "f", f)
+
+    def run(init: Any) -> Any:
+        leaves, tree = jax.tree.flatten(init, is_leaf=lambda x: x is None)
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, InitialAccumulator):
+                arguments.refuse(
+                    "run_state", f"initial value {i}", leaf, "ACC.init(array); for other memory use run_scoped"
+                )
+
+        def scope(*refs: Any) -> tuple[Any, ...]:
+            for ref, leaf in zip(refs, leaves, strict=True):
+                ref[...] = leaf.value
+            f(jax.tree.unflatten(tree, refs))
+            return tuple(ref[...] for ref in refs)
+
+        return jax.tree.unflatten(tree, run_scoped(scope, *(leaf.type for leaf in leaves)))
+
+    return run
 
 
 def warp_map(f: Callable[[Any], None]) -> None:

@@ -125,10 +125,35 @@ class Space:
 GMEM, SMEM, TMEM = Space("gmem"), Space("smem"), Space("tmem")
 
 
-def ACC(shape: Sequence[int], dtype: Any = np.float32) -> RefType:
-    """A wgmma accumulator in the registers of one warpgroup: (m, n), m a multiple of 64; starts as zeros."""
-    dims = arguments.whole_numbers("ACC", "shape", shape, 1)
-    return RefType(dims, arguments.dtype("ACC", "dtype", dtype), MemorySpace("acc"))
+@dataclasses.dataclass(frozen=True)
+class InitialAccumulator:
+    """An accumulator of `run_state` and what it starts from."""
+
+    type: RefType
+    value: Any
+
+
+class Accumulators:
+    """The memory space `ACC`; call it for an allocation, `ACC.init(array)` for one of `run_state`."""
+
+    def __call__(self, shape: Sequence[int], dtype: Any = np.float32) -> RefType:
+        """A wgmma accumulator in the registers of one warpgroup: (m, n), m a multiple of 64; starts as zeros.
+
+        `ACC.init(array)`: one that starts from an array of its shape and dtype, for `run_state`.
+        """
+        dims = arguments.whole_numbers("ACC", "shape", shape, 1)
+        return RefType(dims, arguments.dtype("ACC", "dtype", dtype), MemorySpace("acc"))
+
+    def init(self, array: Any) -> InitialAccumulator:
+        """An accumulator of `run_state` that starts from `array`."""
+        if not hasattr(array, "dtype") or len(np.shape(array)) != 2:
+            arguments.refuse(
+                "ACC.init", "array", array, "a 2-D register array, such as jnp.zeros((64, 128), jnp.float32)"
+            )
+        return InitialAccumulator(self(array.shape, array.dtype), array)
+
+
+ACC = Accumulators()
 
 
 def Barrier(

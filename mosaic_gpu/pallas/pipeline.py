@@ -58,27 +58,50 @@ def emit_pipeline(
     """
     where = "emit_pipeline"
     arguments.function(where, "body", body)
-    steps = arguments.whole(where, "max_concurrent_steps", max_concurrent_steps, 1)
     delay = arguments.whole(where, "delay_release", delay_release, 0)
-    sizes: tuple[Any, ...] = tuple(grid) if hasattr(grid, "__iter__") else (grid,)
-    sizes = tuple(n if is_scalar(n) else arguments.whole(where, f"grid[{i}]", n, 0) for i, n in enumerate(sizes))
-    kind = (BlockSpec,)
-    ins = arguments.sequence_of(where, "in_specs", in_specs, kind, "BlockSpec")
-    outs = arguments.sequence_of(where, "out_specs", out_specs, kind, "BlockSpec")
+    operands = Operands(where, grid, in_specs, out_specs, max_concurrent_steps, delay)
 
     def pipeline(*refs: Any) -> Any:
+        return stream(body, operands.sizes, *operands.of(refs), init_carry)
+
+    return pipeline
+
+
+class Operands:
+    """What a pipeline says of its grid and its arrays, checked.  where: the function, for messages; sizes: of the grid."""
+
+    def __init__(
+        self,
+        where: str,
+        grid: Sequence[Any] | int,
+        in_specs: Sequence[BlockSpec],
+        out_specs: Sequence[BlockSpec],
+        steps: int,
+        delay: int,
+    ) -> None:
+        self.where, self.delay = where, delay
+        self.steps = arguments.whole(where, "max_concurrent_steps", steps, 1)
+        sizes: tuple[Any, ...] = tuple(grid) if hasattr(grid, "__iter__") else (grid,)
+        self.sizes = tuple(
+            n if is_scalar(n) else arguments.whole(where, f"grid[{i}]", n, 0) for i, n in enumerate(sizes)
+        )
+        kind = (BlockSpec,)
+        self.ins = arguments.sequence_of(where, "in_specs", in_specs, kind, "BlockSpec")
+        self.outs = arguments.sequence_of(where, "out_specs", out_specs, kind, "BlockSpec")
+
+    def of(self, refs: Sequence[Any]) -> tuple[list[Moved], list[Moved]]:
+        """The inputs and outputs that it is called with."""
+        ins, outs = self.ins, self.outs
         if len(refs) != len(ins) + len(outs):
             raise TypeError(
-                f"emit_pipeline: {len(ins)} in_specs and {len(outs)} out_specs, but it is called with {len(refs)} Refs"
+                f"{self.where}: {len(ins)} in_specs and {len(outs)} out_specs, but it is called with {len(refs)} Refs"
             )
         names = [f"input {i}" for i in range(len(ins))] + [f"output {i}" for i in range(len(outs))]
         moved = [
-            _moved(n, r, s, steps, max(delay, s.delay_release) if i < len(ins) else 0, len(sizes))
+            _moved(self.where, n, r, s, self.steps, max(self.delay, s.delay_release) if i < len(ins) else 0)
             for i, (n, r, s) in enumerate(zip(names, refs, (*ins, *outs), strict=True))
         ]
-        return stream(body, sizes, moved[: len(ins)], moved[len(ins) :], init_carry)
-
-    return pipeline
+        return moved[: len(ins)], moved[len(ins) :]
 
 
 def is_scalar(n: Any) -> bool:
@@ -86,8 +109,7 @@ def is_scalar(n: Any) -> bool:
     return hasattr(n, "aval") and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
 
 
-def _moved(name: str, ref: Any, spec: BlockSpec, steps: int, delay: int, rank: int) -> Moved:
-    where = "emit_pipeline"
+def _moved(where: str, name: str, ref: Any, spec: BlockSpec, steps: int, delay: int) -> Moved:
     space = space_of(ref)
     if not is_ref(ref) or space is None or space.kind != "gmem":
         arguments.refuse(where, name, ref, "a GMEM Ref or a view of one")
@@ -148,7 +170,7 @@ def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Se
     known = isinstance(total, int)
     if known and total == 0:
         return carry
-    plan = _Rings(grid, total if known else None, inputs, outputs)
+    plan = Rings(grid, total if known else None, inputs, outputs)
 
     def run(buffers: dict[str, Any], barriers: Sequence[Any]) -> Any:
         return _loop(body, grid, total, plan, [buffers.get(m.name) for m in (*inputs, *outputs)], barriers, carry)
@@ -156,7 +178,7 @@ def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Se
     return run_scoped(run, plan.buffers(), plan.barriers())
 
 
-class _Rings:
+class Rings:
     """Which operands share a barrier, and how many buffers each has."""
 
     def __init__(
@@ -201,7 +223,7 @@ def _changes_each_step(d: Dependence, grid: Sequence[Any], long: Sequence[int]) 
 
 
 def _loop(
-    body: Body, grid: Sequence[Any], total: Any, p: _Rings, buffers: Sequence[Any], barriers: Sequence[Any], carry: Any
+    body: Body, grid: Sequence[Any], total: Any, p: Rings, buffers: Sequence[Any], barriers: Sequence[Any], carry: Any
 ) -> Any:
     inputs, outputs = p.inputs, p.outputs
     groups = list(zip(p.groups.items(), barriers, strict=True))
@@ -213,7 +235,7 @@ def _loop(
 
     def load(step: Any, members: Sequence[int], depth: int, barrier: Any) -> None:
         step = jnp.asarray(step, jnp.int32)
-        slot = _slot(step, depth)
+        slot = slot_of(step, depth)
         ids = unravel(step, grid)
         for i in members:
             copy_gmem_to_smem(inputs[i].block(ids, step * 0), inputs[i].slot(buffers[i], slot), barrier.at[slot])
@@ -221,7 +243,7 @@ def _loop(
     def store(i: int, step: Any, commit: bool) -> None:
         m = outputs[i]
         copy_block_to_gmem(
-            m.slot(out_buffers[i], _slot(step, p.depths[len(inputs) + i])),
+            m.slot(out_buffers[i], slot_of(step, p.depths[len(inputs) + i])),
             m.block(unravel(step, grid), step * 0),
             commit,
         )
@@ -239,19 +261,19 @@ def _loop(
         ids = unravel(step, grid)
         for ((changing, depth, _), _), barrier in groups:
             if changing:
-                barrier_wait(barrier.at[_slot(step, depth)])
+                barrier_wait(barrier.at[slot_of(step, depth)])
             else:
                 when(step == 0)(functools.partial(barrier_wait, barrier.at[0]))
         if streamed:  # what left the buffer `depth` steps ago has been read
             wait_smem_to_gmem(min(p.depths[len(inputs) + i] for i in streamed) - 1, wait_read_only=True)
         blocks = [
-            m.slot(b, _slot(step, n)) if m.staged else block_of(m.ref, m.dims, m.index(ids), step * 0)
+            m.slot(b, slot_of(step, n)) if m.staged else block_of(m.ref, m.dims, m.index(ids), step * 0)
             for m, b, n in zip((*inputs, *outputs), buffers, p.depths, strict=True)
         ]
         carry = body(ids, *blocks) if carry is None else body(ids, *blocks, carry)
         commit_smem()  # the body's writes are visible to TMA, and all threads have read its inputs
         last = step == total - 1
-        finished = {i: last | _moves(outputs[i], ids, unravel(step + 1, grid)) for i in visited}
+        finished = {i: last | moves(outputs[i], ids, unravel(step + 1, grid)) for i in visited}
         for i in streamed:
             store(i, step, i == streamed[-1])
         for i, done in finished.items():
@@ -273,11 +295,11 @@ def _loop(
     return carry
 
 
-def _slot(step: Any, depth: int) -> Any:
+def slot_of(step: Any, depth: int) -> Any:
     return 0 if depth == 1 else jax.lax.rem(step, jnp.asarray(depth, jnp.int32))
 
 
-def _moves(m: Moved, ids: Ids, following: Ids) -> Any:
+def moves(m: Moved, ids: Ids, following: Ids) -> Any:
     """Whether the next step works on another block."""
     changed = [a != b for a, b in zip(m.index(ids), m.index(following), strict=True)]
     return functools.reduce(operator.or_, [c for c in changed if not isinstance(c, bool)], jnp.bool_(False))

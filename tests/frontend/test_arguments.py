@@ -149,12 +149,14 @@ NOT_HERE |= {"NDLoopInfo", "dynamic_scheduling_loop"}  # what a loop gives; test
 NOT_HERE |= {"atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor"}  # as atomic_add, of integers
 NOT_HERE |= {"mma", "inline_mgpu"}  # arguments by position; any
 NOT_HERE |= {"SemaphoreType", "SemaphoreSignal", "semaphore_signal_parallel", "semaphore_signal_multicast"}  # tests/ops
+NOT_HERE |= {"nd_loop", "run_state"}  # tests/frontend/test_loops_and_states.py
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
 # Checked when they meet arrays; tests/pallas.
 NOT_HERE |= {
     "pallas_call",
     "loop",
     "emit_pipeline",
+    "emit_pipeline_warp_specialized",
     "register_backend",
     "TritonCompilerParams",
     "PrefetchScalarGridSpec",
@@ -241,7 +243,7 @@ WORDS = {
 
 
 def name_of(f):
-    return {plgpu.GMEM: "GMEM", plgpu.SMEM: "SMEM", plgpu.TMEM: "TMEM"}.get(f) or f.__name__
+    return {plgpu.GMEM: "GMEM", plgpu.SMEM: "SMEM", plgpu.TMEM: "TMEM", plgpu.ACC: "ACC"}.get(f) or f.__name__
 
 
 def call_inside(name, args):

@@ -10,7 +10,7 @@ import re
 import textwrap
 
 import mosaic_gpu
-from mosaic_gpu.frontend.memory import Space
+from mosaic_gpu.frontend.memory import Accumulators, Space
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference
@@ -57,7 +57,7 @@ def signature(name: str, thing: object) -> str:
 
 
 def text_of(thing: object) -> str:
-    if isinstance(thing, Space):
+    if isinstance(thing, (Accumulators, Space)):
         return inspect.getdoc(type(thing).__call__) or ""
     return inspect.getdoc(thing) or ""
 
