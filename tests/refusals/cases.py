@@ -367,6 +367,7 @@ def transposed(t: Any) -> Any:
 AB = [mma(64, 64), mma(64, 64)]
 case("wgmma on Blackwell", product(), scratch=AB, arch="sm_100a")
 case("wgmma of two types", product(), scratch=[mma(64, 64), mma(64, 64, dtype=jnp.float16)])
+case("wgmma of shapes that do not fit", product(plgpu.ACC((64, 128))), scratch=AB)
 case("wgmma into a slice", scoped(lambda c, s, t: plgpu.wgmma(c.at[ds(0, 64)], s, t), plgpu.ACC((128, 64))), scratch=AB)
 case(
     "another layout into an accumulator",
