@@ -355,6 +355,14 @@ case(
 case("a copy along no axis", load(collective_axes="x"), x(64, 64), scratch=[smem(64, 64), BAR])
 
 
+case(
+    "more shared memory than there is for an exchange",
+    lambda a, r: r.__setitem__(..., a[...].T),
+    x(512, 256),
+    out=o(256, 512),
+)
+
+
 # ---- wgmma --------------------------------------------------------------------------------------------------------------------
 def product(acc: Any = None, a: Any = lambda a: a, b: Any = lambda b: b) -> Callable[..., None]:
     return scoped(lambda c, s, t: plgpu.wgmma(c, a(s), b(t)), acc or plgpu.ACC((64, 64)))
