@@ -135,6 +135,11 @@ class View:
         return self.ref.space
 
     @property
+    def name(self) -> str:
+        """Its buffer's, for messages."""
+        return self.ref.name or f"%{self.ref.id}"
+
+    @property
     def is_transposed(self) -> bool:
         return self.permutation != tuple(sorted(self.permutation))
 

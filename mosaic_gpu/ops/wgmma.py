@@ -79,19 +79,17 @@ def _(acc: Any, a: Any, b: Any) -> Any:
     arguments.memory("wgmma", "acc", acc, "acc")
     arguments.memory("wgmma", "a", a, "smem", or_array=True)
     arguments.memory("wgmma", "b", b, "smem")
-    if (
-        len(acc.shape) != 2
-        or len(a.shape) != 2
-        or len(b.shape) != 2
-        or (a.shape[1], acc.shape) != (b.shape[0], (a.shape[0], b.shape[1]))
-    ):
-        raise ValueError(f"wgmma: acc {acc.shape} += a {a.shape} @ b {b.shape}: shapes do not fit")
     return ()
 
 
 @wgmma_p.layouts
 def _(solver: Any, e: Equation) -> None:
-    a = e.operands[1]
+    acc, a, b = e.operands
+    # Here, where the Refs' names are known.
+    fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
+    if not fits or acc.shape != (a.shape[0], b.shape[1]):
+        acc_text, a_text, b_text = (f"{x.shape}{f' of {x.name}' if isinstance(x, View) else ''}" for x in e.operands)
+        raise IllegalInstruction(f"wgmma: acc {acc_text} += a {a_text} @ b {b_text}: shapes do not fit", e.line)
     if isinstance(a, Value):
         solver.pin(e, a, Layout.WGMMA)
 

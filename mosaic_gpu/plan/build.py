@@ -30,7 +30,7 @@ from .resources import (
     check_budgets,
     registers_for,
     runs_on_one_thread,
-    scratch_bytes,
+    scratch_of,
 )
 from .roles import Split
 
@@ -191,8 +191,8 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)
         print_layouts(equations, layouts)
-        nbytes = scratch_bytes(equations, layouts)
-        scratch = add_scratch(resources, nbytes, s.indices, program) if nbytes else 0
+        nbytes, exchange = scratch_of(equations, layouts)
+        scratch = add_scratch(resources, nbytes, s.indices, exchange) if exchange else 0
         planned.append(
             Role(
                 name,

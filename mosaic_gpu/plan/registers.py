@@ -42,7 +42,7 @@ def check_registers(
             if layout is not None and layout.registers > MOST_ELEMENTS:
                 raise ResourceExceeded(
                     f"{e.op} makes {_type(v, layouts)} of {layout.registers} elements in each of 128 threads; at most "
-                    f"{MOST_ELEMENTS}, since there is code for each. {WAY_OUT}",
+                    f"{MOST_ELEMENTS}, since there is code for each. {_padding(v.shape, layout.registers)}{WAY_OUT}",
                     e.line,
                 )
         what, values = _whole_at_once(e, layouts)
@@ -54,6 +54,16 @@ def check_registers(
             else:
                 what += f" {_type(parts[0][0], layouts)}"
             raise error(f"{what} takes {total} registers in each of 128 threads; {has}. {remedy}", e.line)
+
+
+def _padding(shape: tuple[int, ...], registers: int) -> str:
+    """What to say of extents that 128 threads cannot share, so that each holds far more than its part."""
+    multiple = 128 if len(shape) == 1 else 16
+    padded = tuple(-(-n // multiple) * multiple if n > 1 else 1 for n in shape)
+    parts = math.prod(padded) // 128
+    if padded == shape or parts >= registers:
+        return ""
+    return f"Threads share powers of two of each extent: pad to {list(padded)}, {parts} elements in each (jnp.pad). "
 
 
 def _whole_at_once(e: Equation, layouts: Mapping[int, RegisterLayout]) -> tuple[str, Sequence[Value]]:

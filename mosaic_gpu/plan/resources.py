@@ -162,20 +162,35 @@ def _in_union(ref: Value) -> bool:
     return ref.space is not None and ref.space.union is not None
 
 
-def scratch_bytes(equations: Sequence[Equation], layouts: Mapping[int, RegisterLayout]) -> int:
-    """What a role's threads need of shared memory to exchange elements: the most that one operation needs."""
+def scratch_of(equations: Sequence[Equation], layouts: Mapping[int, RegisterLayout]) -> tuple[int, Equation | None]:
+    """Bytes of shared memory that a role's threads need to exchange elements: the most that one operation needs, and which."""
     from ..ops.registry import OPS
 
-    rules = ((OPS[e.op].scratch_rule, e) for e in walk(tuple(equations)) if e.op in OPS)
-    return -(-max((rule(layouts, e) for rule, e in rules if rule is not None), default=0) // 16) * 16
+    most, of = 0, None
+    for e in walk(tuple(equations)):
+        rule = OPS[e.op].scratch_rule if e.op in OPS else None
+        if rule is not None and (nbytes := -(-rule(layouts, e) // 16) * 16) > most:
+            most, of = nbytes, e
+    return most, of
 
 
-def add_scratch(resources: Resources, nbytes: int, indices: Sequence[int], program: Program) -> int:
-    """Room for the exchanges of a role's warpgroups; where it starts."""
+def add_scratch(resources: Resources, nbytes: int, indices: Sequence[int], of: Equation) -> int:
+    """Room for the exchanges of a role's warpgroups; where it starts.  of: the operation that needs so much."""
     start = -(-resources.shared_bytes // 16) * 16
-    resources.shared_bytes = start + nbytes * (max(indices) - min(indices) + 1)
-    resources.scratch_bytes += resources.shared_bytes - start
-    _check_shared(resources.shared_bytes, resources.buffers, resources.barriers, program, resources.scratch_bytes)
+    warpgroups = max(indices) - min(indices) + 1
+    total = start + nbytes * warpgroups
+    if total > SHARED_LIMIT:
+        array = of.operands[0] if of.operands else of.results[0]
+        each = f" for each of {warpgroups} warpgroups" if warpgroups > 1 else ""
+        pieces = "Do it on pieces of the array, one after the other (ref.at[plgpu.ds(i * 64, 64)])"
+        raise ResourceExceeded(
+            f"{of.op} of {array.dtype}{list(array.shape)} moves elements between threads through {nbytes} bytes of shared "
+            f"memory{each}; {start} of the block's {SHARED_LIMIT} are taken. {pieces}{', or with smaller buffers' * bool(start)}"
+            + "".join(f"\n{row}" for row in _table(resources.buffers, resources.barriers, resources.scratch_bytes)),
+            of.line,
+        )
+    resources.shared_bytes = total
+    resources.scratch_bytes += total - start
     return start
 
 
@@ -234,18 +249,22 @@ def runs_on_one_thread(equations: Sequence[Equation]) -> bool:
     return fits(equations) and not uses_arrays(equations)
 
 
-def _check_shared(
-    total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program, scratch: int = 0
-) -> None:
-    if total <= SHARED_LIMIT:
-        return
+def _table(buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], scratch: int = 0) -> list[str]:
+    """A line for each thing in shared memory."""
     rows = [f"  {b.layout.nbytes:7d} bytes  {b.value}" for b in buffers.values()] + [
         f"  {8 * b.count:7d} bytes  {b.value}" for b in barriers.values()
     ]
-    rows += [f"  {scratch:7d} bytes  for elements of register arrays that move between threads"] if scratch else []
+    return rows + ([f"  {scratch:7d} bytes  for elements that other roles' threads exchange"] if scratch else [])
+
+
+def _check_shared(
+    total: int, buffers: dict[int, SharedBuffer], barriers: dict[int, BarrierArray], program: Program
+) -> None:
+    if total <= SHARED_LIMIT:
+        return
     raise ResourceExceeded(
         f"the block needs {total} bytes of shared memory, {total - SHARED_LIMIT} more than the {SHARED_LIMIT} it can have\n"
-        + "\n".join(rows),
+        + "\n".join(_table(buffers, barriers)),
         program.line,
     )
 

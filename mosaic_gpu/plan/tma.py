@@ -102,8 +102,8 @@ def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tu
     """Plan a copy between a GMEM view and an SMEM view of the same shape and dtype."""
     if gmem.shape != smem.shape or gmem.dtype != smem.dtype:
         raise IllegalInstruction(
-            f"copy between GMEM {gmem.dtype}{list(gmem.shape)} and SMEM {smem.dtype}{list(smem.shape)}: shapes "
-            "and dtypes must match",
+            f"copy between {gmem.name}, GMEM {gmem.dtype}{list(gmem.shape)}, and {smem.name}, SMEM "
+            f"{smem.dtype}{list(smem.shape)}: shapes and dtypes must match",
             line,
         )
     return _planned(ctx, gmem, smem, ctx.buffers[smem.ref.id].layout, line, multicast)
@@ -130,7 +130,8 @@ def _planned(
     """lands: whether it comes to or from shared memory, where addresses have an alignment."""
     if gmem.is_transposed or smem.is_transposed:
         raise IllegalInstruction(
-            "TMA does not transpose; transpose the operand of the MMA instead (ref.transpose((1, 0)))", line
+            f"TMA does not transpose; transpose the operand of the MMA instead (ref.transpose((1, 0))); got {gmem} and {smem}",
+            line,
         )
     raw, offset = shared_digits(smem, layout, line)
     digits = sorted(
@@ -149,12 +150,14 @@ def _planned(
     inner_bytes = box[0].extent * layout.itemsize
     if inner_bytes % 16:
         raise IllegalInstruction(
-            f"TMA moves rows of multiples of 16 bytes; this copy's are {box[0].extent} x {layout.itemsize} = {inner_bytes}",
+            f"TMA moves rows of multiples of 16 bytes; this copy's are {box[0].extent} x {layout.itemsize} = {inner_bytes} "
+            f"(between {gmem.name} and {smem.name})",
             line,
         )
     if layout.swizzle and inner_bytes != layout.swizzle:
         raise IllegalInstruction(
-            f"a {layout.swizzle}-byte swizzle needs rows of {layout.swizzle} bytes; this copy's have {inner_bytes}",
+            f"a {layout.swizzle}-byte swizzle needs rows of {layout.swizzle} bytes; this copy's have {inner_bytes} "
+            f"(between {gmem.name} and {smem.name})",
             line,
         )
     parts = math.prod(ctx.program.cluster[ctx.program.cluster_names.index(a)] for a in multicast) if multicast else 1

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .barriers import MBarrier
 
 BULK_READ, BULK_WRITE, PRODUCTS = 1, 2, 3  # kinds of `Agents.issuer`
+OPEN_GROUP = ", behind a copy that closes the group (commit_group=True), since a wait counts closed groups only,"
 
 
 class BlockHazards:
@@ -197,17 +198,19 @@ class Hazards:
             read = Access(barrier.agent, phase, ASYNC, False, op, self.who, line, None, clears, self.place)
             self._box_global(box, array, read, known)
 
-    def tma_store(self, box: TmaBox, array: GlobalArray, group: int, line: Line | None, add: bool) -> None:
-        """A copy out of shared memory, in the issuer's bulk group number `group`."""
+    def tma_store(
+        self, box: TmaBox, array: GlobalArray, group: int, line: Line | None, add: bool, closes: bool = True
+    ) -> None:
+        """A copy out of shared memory, in the issuer's bulk group number `group`, which it closes or leaves open."""
         known = self.clock.elected()
         op = ADDITION if add else "copy_smem_to_gmem"
         agent = self._issuer(BULK_READ)
-        clears = "wait_smem_to_gmem(n, wait_read_only=True)"
+        clears = "wait_smem_to_gmem(n, wait_read_only=True)" + OPEN_GROUP * (not closes)
         read = Access(agent, group, ASYNC, False, op, self.who, line, None, clears, self.place)
         self.block.smem.read(self._box(box), read, known)
         if array.shadow is not None:
-            agent = self._issuer(BULK_WRITE)
-            write = Access(agent, group, ASYNC, True, op, self.who, line, None, "wait_smem_to_gmem(n)", self.place)
+            agent, clears = self._issuer(BULK_WRITE), "wait_smem_to_gmem(n)" + OPEN_GROUP * (not closes)
+            write = Access(agent, group, ASYNC, True, op, self.who, line, None, clears, self.place)
             self._box_global(box, array, write, known)
 
     def answer(

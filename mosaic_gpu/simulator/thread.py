@@ -65,7 +65,14 @@ class Thread(ProductThread):
                     self.hazards.last_transfer[write],
                 )
         for state in self.warps if self.warp is None else ():
-            left = [*(s for g in state.groups if not g.released for s in g.stores), *state.open]
+            left = [s for g in state.groups if not g.released for s in g.stores]
+            if not left and state.open:
+                raise Leak(
+                    f"{self.who} ends with a group of stores open: its last copy_smem_to_gmem has commit_group=False, and "
+                    "wait_smem_to_gmem counts closed groups only. Leave commit_group=False out there, then call "
+                    "wait_smem_to_gmem(0)",
+                    state.open[-1].line,
+                )
             if left:
                 raise Leak(
                     f"{self.who} ends without having waited for its copy_smem_to_gmem: call wait_smem_to_gmem(0)",
@@ -355,7 +362,9 @@ class Thread(ProductThread):
         self._count_outside("copy_smem_to_gmem", boxes)
         for box in boxes:
             if self.hazards is not None:
-                self.hazards.tma_store(box, self.block.arrays[m.input], state.committed + 1, self.line, add)
+                self.hazards.tma_store(
+                    box, self.block.arrays[m.input], state.committed + 1, self.line, add, commit_group
+                )
             store = tma.Store(m, box.coordinates, box.address, self.line, add, partial)
             state.open.append(store)
             self.block.tma.submit(store)

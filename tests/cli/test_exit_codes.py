@@ -170,3 +170,17 @@ def test_a_platform_that_jax_does_not_find() -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "rocm"}
     found = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True)
     assert found.returncode == 2 and "JAX_PLATFORMS=rocm,cpu" in found.stderr and "Traceback" not in found.stderr
+
+
+def test_an_interrupt_is_no_bug(verb, monkeypatch, tmp_path) -> None:
+    """Ctrl-C, while NVRTC compiles for example: the shell's code for it, no traceback, and nothing half written."""
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mosaic_gpu.codegen.nvrtc.Nvrtc.compile", interrupted)
+    monkeypatch.setenv("MOSAIC_GPU_CACHE_DIR", str(tmp_path / "cache"))
+    result = verb("compile", "matmul", "--arch", "sm_90a", "--out", tmp_path / "out")
+    assert result.exit_code == 130 and "Traceback" not in result.stderr and result.stdout == ""
+    left = [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix not in (".cu", ".lock")]
+    assert not left, left

@@ -164,7 +164,8 @@ def test_shapes_of_a_product_that_do_not_fit(plan):
     def body(a, b):
         plgpu.run_scoped(lambda acc: plgpu.wgmma(acc, a, b), plgpu.ACC((64, 128)))
 
-    with pytest.raises(ValueError, match=r"acc \(64, 128\) \+= a \(64, 64\) @ b \(64, 64\): shapes do not fit"):
+    words = r"acc \(64, 128\) of acc \+= a \(64, 64\) of a @ b \(64, 64\) of b: shapes do not fit"
+    with pytest.raises(IllegalInstruction, match=words):
         plan(body, scratch_types=operands(64))
 
 

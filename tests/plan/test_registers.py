@@ -164,3 +164,28 @@ def test_roles_that_have_enough(plan, array, compiled, requests, columns):
     p = plan(body, out=array(8, 64, 256), scratch_types=scratch, num_threads=len(requests), thread_name="wg")
     report = compiled(p)
     assert report.entry_registers == requests[-1][0] and report.local_accesses == 0 and not report.messages
+
+
+def test_extents_that_threads_cannot_share(plan, array, assert_at):
+    """What the way out says is what works."""
+    with pytest.raises(ResourceExceeded, match=r"of 8001 elements .* pad to \[128, 64\], 64 elements in each"):
+        plan(copy, array(127, 63), out=array(127, 63))
+    plan(copy, array(128, 64), out=array(128, 64))
+    with pytest.raises(ResourceExceeded, match=r"pad to \[8192\], 64 elements in each"):
+        plan(copy, array(8191), out=array(8191))
+    plan(copy, array(8192), out=array(8192))
+    with pytest.raises(ResourceExceeded) as e:  # nothing to pad here
+        plan(triangle, out=array(128, 4096))
+    assert "pad to" not in str(e.value)
+
+
+def test_more_shared_memory_than_there_is_for_an_exchange(plan, array, assert_at):
+    def body(x, o, s):
+        s[0] = x[0, 0]
+        o[...] = x[...].T  # exchange
+
+    words = r"transpose of float32\[256, 192\] moves elements between threads through 196608 bytes of shared memory; "
+    words += r"65536 of the block's 232448 are taken\. Do it on pieces .*, or with smaller buffers\n +65536 bytes"
+    with pytest.raises(ResourceExceeded, match=words) as e:
+        plan(body, array(256, 192), out=array(192, 256), scratch_types=[plgpu.SMEM((16384,), jnp.float32)])
+    assert_at(e.value, body, "exchange")

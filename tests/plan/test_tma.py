@@ -256,7 +256,7 @@ B64 = SharedLayout((64, 64), "bfloat16")
             view(X, at(0, 64), at(0, 32)),
             (),
             IllegalInstruction,
-            r"GMEM bfloat16\[64, 32\] and SMEM bfloat16\[64, 64\].*must match",
+            r"between %2, GMEM bfloat16\[64, 32\], and %1, SMEM bfloat16\[64, 64\].*must match",
         ),
         (
             SharedLayout((64, 64), "float16"),

@@ -355,6 +355,14 @@ case(
 case("a copy along no axis", load(collective_axes="x"), x(64, 64), scratch=[smem(64, 64), BAR])
 
 
+case(
+    "more shared memory than there is for an exchange",
+    lambda a, r: r.__setitem__(..., a[...].T),
+    x(512, 256),
+    out=o(256, 512),
+)
+
+
 # ---- wgmma --------------------------------------------------------------------------------------------------------------------
 def product(acc: Any = None, a: Any = lambda a: a, b: Any = lambda b: b) -> Callable[..., None]:
     return scoped(lambda c, s, t: plgpu.wgmma(c, a(s), b(t)), acc or plgpu.ACC((64, 64)))
@@ -367,6 +375,7 @@ def transposed(t: Any) -> Any:
 AB = [mma(64, 64), mma(64, 64)]
 case("wgmma on Blackwell", product(), scratch=AB, arch="sm_100a")
 case("wgmma of two types", product(), scratch=[mma(64, 64), mma(64, 64, dtype=jnp.float16)])
+case("wgmma of shapes that do not fit", product(plgpu.ACC((64, 128))), scratch=AB)
 case("wgmma into a slice", scoped(lambda c, s, t: plgpu.wgmma(c.at[ds(0, 64)], s, t), plgpu.ACC((128, 64))), scratch=AB)
 case(
     "another layout into an accumulator",

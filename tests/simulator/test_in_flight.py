@@ -66,6 +66,7 @@ def test_source_of_a_store_in_flight(options, found, line_of, assert_at):
     assert isinstance(e, Race) and e.kind == "buffer in flight"
     assert_at(e, stores, "reuse")
     assert e.other_line.number == line_of(stores, "store") and "wait_smem_to_gmem" in e.remedy
+    assert ("closes the group (commit_group=True)" in e.remedy) == ("commit" in options)
 
 
 def test_result_of_a_store_in_flight(found, assert_at):

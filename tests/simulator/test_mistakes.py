@@ -229,6 +229,19 @@ def test_store_in_flight_at_the_end(run, assert_at):
     assert_at(e.value, test_store_in_flight_at_the_end, "not waited for")
 
 
+def test_group_of_stores_open_at_the_end(run, assert_at):
+    @plgpu.kernel(out_type=out(64, 64), scratch_types=[plgpu.SMEM((64, 64), jnp.float32)])
+    def kernel(x, y, s):
+        s[...] = plgpu.load(x, layout=plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(s, y, commit_group=False)  # left open
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(Leak, match="a group of stores open: .* Leave commit_group=False out there") as e:
+        run(kernel, randoms(64, 64))
+    assert_at(e.value, test_group_of_stores_open_at_the_end, "left open")
+
+
 def test_copy_in_flight_at_the_end(run, assert_at):
     @plgpu.kernel(out_type=out(4), scratch_types=[plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier()])
     def kernel(x, y, s, b):
