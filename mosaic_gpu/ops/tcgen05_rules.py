@@ -119,7 +119,8 @@ def kind_of(a: str, b: str, acc: str, arch: str, line: Line | None) -> Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An MMA to be checked.  m, n: of the whole product, over both blocks of a pair; itemsize: bytes of an element of B."""
+    """An MMA to be checked.  m, n: of the whole product, over both blocks of a pair; itemsize: bytes of an element of B; sparse:
+    A is."""
 
     kind: Kind
     m: int
@@ -128,11 +129,39 @@ class Shape:
     a_in_tmem: bool
     b_mn: bool
     itemsize: int
+    sparse: bool = False
+
+
+def metadata_bits(a: str) -> int:
+    """For each element that a sparse A keeps: of 4 elements of 8 or 16 bits two are kept, of 2 float32 one."""
+    return 4 if a == "float32" else 2
+
+
+def check_sparse(s: Shape, scaled: bool, b_swizzle: int, line: Line | None) -> None:
+    """Refuse what a sparse A cannot be combined with here (PTX ISA 9.7.16.10.8; CUTLASS has it with A in shared memory only)."""
+    if scaled:
+        raise IllegalInstruction(
+            "tcgen05_mma with a_sparse_metadata and scale factors: this version has one or the other", line
+        )
+    if s.a_in_tmem or s.m == 64:
+        raise IllegalInstruction(
+            "tcgen05_mma with a_sparse_metadata has A in shared memory and M = 128, in a pair of blocks 256; this one has "
+            + ("A in tensor memory" if s.a_in_tmem else "M = 64"),
+            line,
+        )
+    if not s.b_mn and b_swizzle < 64:
+        raise IllegalInstruction(
+            f"tcgen05_mma with a_sparse_metadata reads 64 bytes of K of B at once, and B, contiguous along K, is swizzled by "
+            f"{b_swizzle}: use SwizzleTransform(64) or (128)",
+            line,
+        )
 
 
 def n_step(s: Shape) -> tuple[int, str]:
     """What N must be a multiple of, and why it is more than the least."""
     pair = 2 if s.pair else 1
+    if s.sparse:
+        return 16 * pair, "with a sparse A"
     if s.a_in_tmem and s.pair:
         return 32, "with A in tensor memory"
     if s.pair and s.kind in ("mxf8f6f4", "mxf4nvf4"):

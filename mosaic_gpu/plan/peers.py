@@ -21,6 +21,8 @@ ASYNCHRONOUS = frozenset(
         "tcgen05_mma",
         "async_copy_scales_to_tmem",
         "async_prefetch",
+        "async_copy_sparse_metadata_to_tmem",
+        "async_copy_smem_to_tmem",
         "try_cluster_cancel",
     }
 )

@@ -157,7 +157,11 @@ CALLS: dict[str, list[str]] = {
             f"tcgen05_mma_{kind}_ss<GROUP>(u[0], wide, wide, u[2], u[3], u[5], u[6])"
             for kind in ("mxf8", "mxf4", "nvf4")
         ),
-        "tcgen05_copy_scales<GROUP>(u[0], wide)",
+        *(
+            f"tcgen05_mma_sparse_{kind}_ss<GROUP>(u[0], wide, wide, u[2], u[3], u[5])"
+            for kind in ("f16", "tf32", "f8", "i8")
+        ),
+        *(f"tcgen05_copy_{form}<GROUP>(u[0], wide)" for form in ("32x128b_warpx4", "128x128b", "128x256b")),
         "tcgen05_commit<GROUP>(u[4])",
         "tcgen05_commit_multicast<GROUP>(u[4], h[0])",
         "tcgen05_fence_before()",
@@ -259,11 +263,12 @@ def test_instructions_reach_the_cubin() -> None:
     compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()
     assert (
-        counts["UTCHMMA"] == 4
-        and counts["UTCQMMA"] == 3
+        counts["UTCHMMA"] == 6
+        and counts["UTCQMMA"] == 4
         and counts["UTCOMMA"] == 2
-        and counts["UTCIMMA"] == 2
+        and counts["UTCIMMA"] == 3
         and counts["UTCBAR"] == 2
+        and counts["UTCCP"] == 3
     )
 
 
