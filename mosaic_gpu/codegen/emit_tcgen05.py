@@ -115,7 +115,7 @@ class Tcgen05Emitter(MemoryEmitter):
             self._load_reduced(access, moves, raw, extremum)
         else:
             for t in moves:
-                function = f"tcgen05_load_{t.shape}<{t.count}>"
+                function = f"tcgen05_load_{'halves_' if access.part.halves else ''}{t.shape}<{t.count}>"
                 self.line(f"{function}({raw} + {t.register}, {self._place(access.part, t)});")
         if raw != name:
             self.loop(count, f"set_bits({name}[i], {raw}[i]);")
@@ -146,7 +146,7 @@ class Tcgen05Emitter(MemoryEmitter):
             self.line(f"u32 {raw}[{count}];")
             self.loop(count, f"{raw}[i] = as_u32({name}[i]);")
         for t in moves:
-            function = f"tcgen05_store_{t.shape}<{t.count}>"
+            function = f"tcgen05_store_{'halves_' if access.part.halves else ''}{t.shape}<{t.count}>"
             self.line(f"{function}({self._place(access.part, t)}, {raw} + {t.register});")
 
     def _transfers(self, access: TmemAccess, value: Value) -> tuple[Transfer, ...]:

@@ -2,7 +2,7 @@
 
 A buffer is (rows, columns), or (n, rows, columns) for n of them side by side.  Rows are lanes: 128 rows take all, 64 rows the
 lower half of each warp's 32 (layout F of the tables, that of an accumulator of M = 64).  A column of the buffer is a column
-of cells; `packed` ones of 16 or 8 bits share a cell, low bits first.
+of cells, of whose 32 bits a float16 has the lower ones; `packed` ones of 16 or 8 bits share a cell, low bits first.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
             "most 32 bits",
             line,
         )
-    if size < 4 and not ref.space.packed:
+    if size < 4 and not ref.space.packed and ref.dtype != "float16":
         raise UnsupportedCall(
             f"TMEM {ref.dtype}{list(shape)}: say packed=True, so that {4 // size} elements share a cell of 32 bits, as an "
-            "operand does (accumulators of 16 bits, one a cell, are not in this version)",
+            "operand does (one a cell are accumulators, of float16, float32 and int32)",
             line,
         )
     if shape[-1] % packing:
@@ -133,7 +133,8 @@ def lanes_of(rows: int) -> np.ndarray:
 class TmemPart:
     """Part of a buffer that an operation touches.
 
-    buffer: value id; column: its first one, in cells from the buffer's first; columns: cells; rows, packing: of the layout.
+    buffer: value id; column: its first one, in cells from the buffer's first; columns: cells; rows, packing: of the layout;
+    halves: an element is the lower half of its cell.
     """
 
     buffer: int
@@ -141,6 +142,7 @@ class TmemPart:
     columns: int
     rows: int
     packing: int
+    halves: bool = False
 
 
 def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
@@ -165,7 +167,8 @@ def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     packed = Affine(start.const // layout.packing, tuple((v, f // layout.packing) for v, f in start.terms))
     for d in lead:
         packed = packed + d.start * layout.columns
-    return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing)
+    halves = layout.packing == 1 and itemsize(view.dtype) == 2
+    return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing, halves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,10 +274,15 @@ def transfers(part: TmemPart, layout: RegisterLayout, what: str, line: Line | No
         raise UnsupportedCall(
             f"{what}: tensor memory of {part.rows} rows moves to and from {names}; the array is in {layout}", line
         )
-    kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x256b" if part.packing == 1 else "16x128b")
+    pairs = part.halves or part.packing > 1  # a register has more than one element
+    kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x128b" if pairs else "16x256b")
     per_thread, columns, lanes = TRANSFERS[kind]
+    columns *= 2 if part.halves else 1
     halves = 1 if part.rows == 64 or lanes == 32 else 2
-    assert part.columns % columns == 0, "the layouts of fragments hold multiples of 8 elements"
+    if part.columns % columns:  # the layouts of fragments hold multiples of 8 elements
+        raise UnsupportedCall(
+            f"{what}: {part.columns} columns of float16, one a cell: an even number of them moves at once", line
+        )
     out, register = [], 0
     for half in range(halves):
         left, at = part.columns // columns, 0

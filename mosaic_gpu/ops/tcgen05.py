@@ -143,7 +143,8 @@ def tcgen05_mma(
 ) -> None:
     """acc (+)= a @ b, asynchronously, issued by one thread.
 
-    acc: TMEM Ref (m, n), float32 (int32 for int8 operands), m 128 or 64, n a multiple of 8 up to 256.
+    acc: TMEM Ref (m, n), float32 (int32 for int8 operands; of float16 and float8 also float16, not packed), m 128 or 64, n a
+    multiple of 8 up to 256.
     a: (m, k) SMEM Ref, tiled and swizzled, or packed TMEM Ref (m = 128); b: (k, n) SMEM Ref.  float16 x float16,
     bfloat16 x bfloat16, float32 x float32 (as tf32, K contiguous), float8 of either kind with either, int8 (sm_100a only).
     accumulate: bool or traced bool; False overwrites.  barrier: arrives once the MMA and all before it have finished.
@@ -236,12 +237,18 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     factors = [x for x in rest if isinstance(x, View) and x.space.kind == "tmem"]
     sparse = factors.pop() if len(factors) % 2 else None
     d = tmem_part(acc, "tcgen05_mma", e.line)
+    if d.packing > 1:
+        raise IllegalInstruction(f"tcgen05_mma: {acc.ref} is packed; an accumulator has an element a cell", e.line)
     turned = () if factors and a.dtype == PAIRS_OF_FLOAT4 else (1, 2)  # sizes that may be contiguous along M or N
     b_op = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line, turned)
     m, n = acc.shape[0] * (2 if pair else 1), acc.shape[1]
     a_op: SharedOperand | TmemPart
     if a.space.kind == "tmem":
         a_op = tmem_part(a, "tcgen05_mma, operand A", e.line)
+        if a_op.packing * itemsize(a.dtype) != 4:
+            raise IllegalInstruction(
+                f"tcgen05_mma: operand A in tensor memory is packed; {a.ref} has an element a cell", e.line
+            )
     else:
         a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line, turned)
     a_mn = isinstance(a_op, SharedOperand) and a_op.mn_major

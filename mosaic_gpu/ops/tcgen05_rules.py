@@ -37,11 +37,11 @@ def features_of(arch: str) -> Features:
 # A type -> (kind, B types, accumulator types)
 F8 = ("float8_e4m3fn", "float8_e5m2")
 TYPES: dict[str, tuple[Kind, tuple[str, ...], tuple[str, ...]]] = {
-    "float16": ("f16", ("float16",), ("float32",)),
+    "float16": ("f16", ("float16",), ("float32", "float16")),
     "bfloat16": ("f16", ("bfloat16",), ("float32",)),
     "float32": ("tf32", ("float32",), ("float32",)),
-    "float8_e4m3fn": ("f8f6f4", F8, ("float32",)),
-    "float8_e5m2": ("f8f6f4", F8, ("float32",)),
+    "float8_e4m3fn": ("f8f6f4", F8, ("float32", "float16")),
+    "float8_e5m2": ("f8f6f4", F8, ("float32", "float16")),
     "int8": ("i8", ("int8", "uint8"), ("int32",)),
     "uint8": ("i8", ("int8", "uint8"), ("int32",)),
 }
@@ -105,7 +105,7 @@ def kind_of(a: str, b: str, acc: str, arch: str, line: Line | None) -> Kind:
     """The kind of an MMA of these types; IllegalInstruction names the row of the table that is missing."""
     row = TYPES.get(a)
     if row is None or b not in row[1] or acc not in row[2]:
-        rows = "; ".join(f"{k} x {' or '.join(v[1])} -> {v[2][0]}" for k, v in TYPES.items())
+        rows = "; ".join(f"{k} x {' or '.join(v[1])} -> {' or '.join(v[2])}" for k, v in TYPES.items())
         raise IllegalInstruction(f"tcgen05_mma of {a} x {b} -> {acc}; there are {rows}", line)
     kind = row[0]
     if kind not in features_of(arch).kinds:

@@ -90,11 +90,16 @@ class TensorMemory:
             where = f"columns {column} to {column + part.columns - 1}"
             raise UninitializedRead(f"{what} reads tensor memory that nothing has written: {where}")
         raw = np.ascontiguousarray(self.cells[place])
+        if part.halves:
+            raw = raw.astype(np.uint16)
         return raw.view(numpy_dtype(dtype))
 
     def store(self, part: TmemPart, column: int, x: Array, warps: Sequence[bool] = (True,) * 4) -> None:
         """(rows, elements) into a part, by those of the four warps that are there."""
-        raw = np.ascontiguousarray(x).view(np.uint32)
+        x = np.ascontiguousarray(x)
+        raw = (
+            x.view(np.uint16) | np.uint32(0xFFFF0000) if part.halves else x.view(np.uint32)
+        )  # the rest is not specified
         lanes = lanes_of(part.rows)
         there = np.repeat(np.asarray(warps, bool), LANES // 4)[lanes]
         self._place(part, column)

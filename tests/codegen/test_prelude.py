@@ -273,7 +273,8 @@ def test_instructions_reach_the_cubin() -> None:
 
 
 @pytest.mark.parametrize("shape", REGISTERS_PER_REPEAT)
-def test_tensor_memory_transfers(shape: Shape) -> None:
+@pytest.mark.parametrize("halves", ["", "halves_"])
+def test_tensor_memory_transfers(shape: Shape, halves: str) -> None:
     counts = repeats(shape)
     body = ""
     for count in counts:
@@ -281,11 +282,11 @@ def test_tensor_memory_transfers(shape: Shape) -> None:
         body += f"""
   if (out[{count}]) {{
     u32 r[{registers}];
-    tcgen05_load_{shape}<{count}>(r, out[0]);
+    tcgen05_load_{halves}{shape}<{count}>(r, out[0]);
     asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
-    tcgen05_store_{shape}<{count}>(out[1], r);
+    tcgen05_store_{halves}{shape}<{count}>(out[1], r);
   }}"""
-    text = prelude.prelude(f"tcgen05_load_{shape}", f"tcgen05_store_{shape}")
+    text = prelude.prelude(f"tcgen05_load_{halves}{shape}", f"tcgen05_store_{halves}{shape}")
     source = f'{text}\nextern "C" __global__ void __launch_bounds__(128, 1) k(u32* out) {{{body}\n}}'
     found = sass.read_cubin(compile_cuda(source, arch="sm_100a", name="/test.cu").cubin)[0]
     assert found.counts()["LDTM"] == found.counts()["STTM"] == len(counts)

@@ -154,6 +154,17 @@ def test_products(kind, m, n, steps, slots):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("kind", ["float16", "float8"])
+@pytest.mark.parametrize("m", [128, 256])
+def test_float16_accumulators(compiled, kind, m):
+    """Rounded at each step: 8 of them."""
+    arrays, want = sparse_operands(kind, m, 128, 2 * wide_k(kind))
+    plan = build_plan(program_of(sparse_kernel(arrays, 128, 2, np.float16, pair=m == 256), arrays), "sm_100a")
+    (got,) = simulate(plan, arrays)
+    np.testing.assert_allclose(got, want, rtol=0, atol=8 * 2**-11 * 2 * np.abs(want).max())
+    assert compiled(plan).complaints() == []
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float8", "int8"])
 @pytest.mark.parametrize("m", [128, 256])
 def test_b_contiguous_along_n(kind, m):

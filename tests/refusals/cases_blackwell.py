@@ -51,6 +51,32 @@ case(
     **NEW,
 )
 PACKED = plgpu.TMEM((128, 64), BF, packed=True)
+F16 = jnp.float16
+case(
+    "A in tensor memory that is not packed",
+    tcgen05(),
+    scratch=[tmem(64), tmem(64, F16), mma(64, 64, dtype=F16)],
+    **NEW,
+)
+case(
+    "a packed accumulator",
+    tcgen05(),
+    scratch=[plgpu.TMEM((128, 64), F16, packed=True), mma(128, 64, dtype=F16), mma(64, 64, dtype=F16)],
+    **NEW,
+)
+case("bfloat16 into float16", tcgen05(), scratch=[tmem(64, F16), mma(128, 64), mma(64, 64)], **NEW)
+case(
+    "an odd column of float16",
+    lambda m: plgpu.async_load_tmem(m.at[:, ds(0, 1)]),
+    scratch=[tmem(64, F16)],
+    **NEW,
+)
+case(
+    "a load that reduces float16",
+    lambda m: plgpu.async_load_tmem(m, reduce="max"),
+    scratch=[tmem(64, F16)],
+    arch="sm_103a",
+)
 case(
     "A in tensor memory of 64 rows",
     tcgen05(),
