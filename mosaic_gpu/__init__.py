@@ -8,6 +8,7 @@ The names, by topic (each is documented where it is defined):
 - numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, commit_smem_to_gmem_group, wait_smem_to_gmem, commit_smem
+- copies to another block: async_store_smem
 - the cache: async_prefetch
 - barriers: barrier_arrive, barrier_wait, barrier_arrive_and_wait, barrier_test, delay, named_barrier_arrive, named_barrier_sync
 - semaphores: SemaphoreType, get_global, semaphore_signal, semaphore_wait, semaphore_read
@@ -70,6 +71,7 @@ _WHERE = {
     ),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
+    "ops.async_store": ("async_store_smem",),
     "ops.atomics": ("atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"),
     "ops.barriers": (
         "barrier_arrive",
@@ -202,6 +204,7 @@ if TYPE_CHECKING:
     from .layouts.registers import Layout as Layout
     from .memory import SwizzleTransform as SwizzleTransform
     from .memory import TilingTransform as TilingTransform
+    from .ops.async_store import async_store_smem as async_store_smem
     from .ops.atomics import atomic_add as atomic_add
     from .ops.atomics import atomic_and as atomic_and
     from .ops.atomics import atomic_max as atomic_max

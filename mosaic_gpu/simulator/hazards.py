@@ -14,7 +14,7 @@ from ..errors import Line
 from ..layouts.operands import SharedOperand
 from ..ops.refs import Access as RefAccess
 from ..plan.model import Role, Step
-from ..program import Operand, Value
+from ..program import Operand, Value, View
 from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import ADDITION, ATOMIC, UPDATE, GlobalShadow, Part
@@ -95,7 +95,8 @@ class Hazards:
     def commit_smem(self) -> None:
         agents = self.tables.agents
         warps = range(4) if agents.warps == 4 else ()
-        self.clock.fence_async([agents.thread(self.block.index, self.warpgroup, w) for w in warps])
+        own = [agents.thread(self.block.index, self.warpgroup, w) for w in warps]
+        self.clock.fence_async([*own, *agents.barriers(self.block.index)])  # and what barriers have counted
         self.meet()
 
     # ---- generic accesses -------------------------------------------------------------------------------------------------
@@ -223,6 +224,23 @@ class Hazards:
         op, now = "query_cluster_cancel", self.clock.now
         read = Access(self.clock.agent, now, GENERIC, False, op, self.who, line, None, "", self.place)
         self.block.smem.read(self._answer(address, nbytes), read, self.clock.known())
+
+    def async_store(
+        self,
+        owner: BlockHazards,
+        view: View,
+        starts: tuple[int, ...],
+        index: Array,
+        size: int,
+        barrier: MBarrier,
+        line: Line | None,
+    ) -> None:
+        """A store to the shared memory of `owner` that its barrier counts.  The ISA does not say by which proxy the data go: an
+        ordinary access after the wait is in order, another proxy's after a fence behind it."""
+        regions = self.tables.smem.footprint((id(view), starts), lambda: view_bytes(index, size))
+        op, clears = "async_store_smem", f"barrier_wait({barrier.name})"
+        write = Access(barrier.agent, barrier.phase + 1, GENERIC, True, op, self.who, line, None, clears, self.place)
+        owner.smem.write(regions, write, self.clock.known())
 
     def _answer(self, address: int, nbytes: int) -> list[int]:
         return self.tables.smem.footprint(("answer", address), lambda: np.arange(address, address + nbytes))

@@ -37,6 +37,10 @@ CALLS: dict[str, list[str]] = {
         "mbarrier_arrive_expect_tx(u[0], 64)",
         "mbarrier_arrive_cluster(u[0], 1, 4)",
         "mbarrier_arrive_cluster_release(u[0], 1, 4)",
+        "mbarrier_expect_cluster(u[0], 64, 4)",
+        "store_async_1(u[1], u[0], u[2])",
+        "store_async_2(u[1], u[0], u[2], u[3])",
+        "store_async_4(u[1], u[0], u[2], u[3], u[4], u[5])",
         "mbarrier_wait_cluster(u[0], 0)",
         "mbarrier_wait(u[0], 0)",
         "mbarrier_wait(u[0], 1)",
@@ -49,6 +53,7 @@ CALLS: dict[str, list[str]] = {
         "u[3] += named_barrier_any(4, 128, i[0] > 3)",
         "cluster_arrive()",
         "cluster_wait()",
+        "u[1] = cluster_address(u[0], 1)",
         "u[2] += *shared_of_block(memory, 1)",
     ],
     "fences": [

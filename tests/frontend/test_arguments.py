@@ -86,6 +86,9 @@ INSIDE = {
         smem_ref=Operand("scales"), tmem_ref=Operand("scales_in_tmem"), collective_axis=None
     ),
     "async_prefetch": dict(ref=Operand("x"), collective_axes=None, leader_tracked=None, predicate=None),
+    "async_store_smem": dict(
+        src=Operand("array"), ref=Operand("s"), barrier=Operand("barrier"), cluster_idx=0, cluster_dim="c"
+    ),
     "async_copy_smem_to_tmem": dict(smem_ref=Operand("a"), tmem_ref=Operand("a_in_tmem"), collective_axis=None),
     "async_copy_sparse_metadata_to_tmem": dict(
         smem_ref=Operand("metadata"), tmem_ref=Operand("metadata_in_tmem"), collective_axis=None
@@ -244,6 +247,8 @@ WORDS = {
     ("copy_gmem_to_smem", "collective_axes", "x"): "'x' is not a cluster axis",
     ("async_prefetch", "collective_axes", "x"): "'x' is not a cluster axis",
     ("query_cluster_cancel", "grid_names", "x"): "the grid has axes",
+    ("async_store_smem", "cluster_idx", -1): "block -1 along c",
+    ("async_store_smem", "cluster_dim", "x"): "the cluster has axes",
     ("tcgen05_commit_arrive", "collective_axis", "x"): "'x' is not a cluster axis",
     ("kernel", "thread_name", None): "num_threads and thread_name",
 }
@@ -291,7 +296,8 @@ def call_inside(name, args):
         scratch += [plgpu.SMEM((1, 1, 128, 16), jnp.uint8), plgpu.TMEM((128, 16), jnp.uint8, layout=layout)]
     if name == "async_copy_smem_to_tmem":
         scratch += [plgpu.TMEM((128, 64), jnp.bfloat16, packed=True)]
-    k = plgpu.kernel(body, S, grid=2, grid_names="g", num_threads=1, thread_name="wg", scratch_types=scratch)
+    cluster = dict(cluster=(2,), cluster_names="c") if name == "async_store_smem" else {}
+    k = plgpu.kernel(body, S, grid=2, grid_names="g", num_threads=1, thread_name="wg", scratch_types=scratch, **cluster)
     build_plan(k.program(S), "sm_100a" if blackwell else "sm_90a")
 
 
