@@ -194,8 +194,8 @@ def sm100_sparse(k_steps: int = 5) -> Any:
         body,
         jax.ShapeDtypeStruct((128, 64), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(128)),
-            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(128)),
+            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(rows=128)),
+            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(rows=128)),
             plgpu.SMEM((2, 1, 1, 128, 16), jnp.uint8),
             plgpu.SMEM(
                 (128, 64), jnp.float32, transforms=(plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
