@@ -9,12 +9,14 @@ The names, by topic (each is documented where it is defined):
 - numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
 - memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, commit_smem_to_gmem_group, wait_smem_to_gmem, commit_smem
+- copies to another block: async_store_smem
 - the cache: async_prefetch
 - barriers: barrier_arrive, barrier_wait, barrier_arrive_and_wait, barrier_test, delay, named_barrier_arrive, named_barrier_sync
 - semaphores: SemaphoreType, get_global, semaphore_signal, semaphore_wait, semaphore_read
 - several semaphores: SemaphoreSignal, semaphore_signal_parallel, semaphore_signal_multicast
 - tensor cores: wgmma, wgmma_wait, mma, tcgen05_mma, tcgen05_commit_arrive
-- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_scales_to_tmem, TMEMLayout
+- tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_smem_to_tmem, TMEMLayout
+- operands in tensor memory: async_copy_scales_to_tmem, async_copy_sparse_metadata_to_tmem, format_tcgen05_sparse_metadata
 - cluster launch control: dynamic_scheduling_loop, NDLoopInfo, try_cluster_cancel, query_cluster_cancel, TryClusterCancelResult
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, store, to_fragments, from_fragments
 - global memory by many threads at once: atomic_add, atomic_max, atomic_min, atomic_and, atomic_or, atomic_xor
@@ -71,6 +73,7 @@ _WHERE = {
     ),
     "layouts.registers": ("Layout",),
     "memory": ("SwizzleTransform", "TilingTransform"),
+    "ops.async_store": ("async_store_smem",),
     "ops.atomics": ("atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"),
     "ops.barriers": (
         "barrier_arrive",
@@ -110,7 +113,12 @@ _WHERE = {
     "ops.shapes": ("broadcasted_iota",),
     "layouts.tmem": ("TMEMLayout",),
     "ops.tcgen05": ("tcgen05_commit_arrive", "tcgen05_mma"),
-    "ops.tcgen05_copies": ("async_copy_scales_to_tmem",),
+    "frontend.sparse": ("format_tcgen05_sparse_metadata",),
+    "ops.tcgen05_copies": (
+        "async_copy_scales_to_tmem",
+        "async_copy_smem_to_tmem",
+        "async_copy_sparse_metadata_to_tmem",
+    ),
     "ops.tmem": ("async_load_tmem", "async_store_tmem", "commit_tmem", "wait_load_tmem"),
     "ops.warp_branch": ("when_any_in_warp",),
     "ops.wgmma": ("wgmma", "wgmma_wait"),
@@ -197,9 +205,11 @@ if TYPE_CHECKING:
     from .frontend.memory import RefUnion as RefUnion
     from .frontend.memory import SemaphoreType as SemaphoreType
     from .frontend.peers import cluster_ref as cluster_ref
+    from .frontend.sparse import format_tcgen05_sparse_metadata as format_tcgen05_sparse_metadata
     from .layouts.registers import Layout as Layout
     from .memory import SwizzleTransform as SwizzleTransform
     from .memory import TilingTransform as TilingTransform
+    from .ops.async_store import async_store_smem as async_store_smem
     from .ops.atomics import atomic_add as atomic_add
     from .ops.atomics import atomic_and as atomic_and
     from .ops.atomics import atomic_max as atomic_max
@@ -249,6 +259,8 @@ if TYPE_CHECKING:
     from .ops.tcgen05 import tcgen05_commit_arrive as tcgen05_commit_arrive
     from .ops.tcgen05 import tcgen05_mma as tcgen05_mma
     from .ops.tcgen05_copies import async_copy_scales_to_tmem as async_copy_scales_to_tmem
+    from .ops.tcgen05_copies import async_copy_smem_to_tmem as async_copy_smem_to_tmem
+    from .ops.tcgen05_copies import async_copy_sparse_metadata_to_tmem as async_copy_sparse_metadata_to_tmem
     from .ops.tmem import async_load_tmem as async_load_tmem
     from .ops.tmem import async_store_tmem as async_store_tmem
     from .ops.tmem import commit_tmem as commit_tmem

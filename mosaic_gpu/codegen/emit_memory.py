@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..layouts.access import by_matrix, global_vector, matrix_shifts, shared_vector, together
 from ..layouts.registers import RegisterLayout, wgmma
 from ..layouts.shared import PACKED, SharedLayout, itemsize
+from ..ops.async_store import AsyncStore, bytes_sent, elements_together
 from ..plan.model import Plan
 from ..plan.tma import TmaCopy
 from ..program import Affine, Operand, Value, View
@@ -113,14 +114,18 @@ class MemoryEmitter(ValueEmitter):
     # ---- shared memory ----------------------------------------------------------------------------------------------------
     def _shared_base(self, view: View) -> str:
         """Where a block's shared memory starts: this one's, or that of the peer whose view it is."""
-        program = self.plan.program
-        if not view.peer or math.prod(program.cluster) == 1:
+        if not view.peer or math.prod(self.plan.program.cluster) == 1:
             return "shared"
+        return f"shared_of_block(shared, {self._rank(view)})"
+
+    def _rank(self, view: View) -> str:
+        """Of the block whose memory a view is of, in the cluster."""
+        program = self.plan.program
         peer, rank = dict(view.peer), "0"
         for i, (name, size) in enumerate(zip(program.cluster_names, program.cluster, strict=True)):
             place = f"({self.affine(peer[name])})" if name in peer else f"cluster_{i}"
             rank = f"({rank}) * {size} + {place}" if rank != "0" else place
-        return f"shared_of_block(shared, {rank})"
+        return rank
 
     def shared_offset(self, layout: SharedLayout, base: int, coordinates: list[str]) -> str:
         """Byte offset of an element, swizzled, as a C expression."""
@@ -148,12 +153,19 @@ class MemoryEmitter(ValueEmitter):
             return
         width = shared_vector(layout, view, shared)
         name = f"o{self.fresh()}"
-        bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
-        self._thread_coordinates(name, layout, view)
         base = self._shared_base(view)
         if view.peer:
             self.line(f"unsigned char* {name}_p = {base};")
             base = f"{name}_p"
+        for i, offset in self._shared_places(view, layout, width):
+            self._move(f"{base} + {offset}", x, i, width, store)
+
+    def _shared_places(self, view: View, layout: RegisterLayout, width: int) -> Iterator[tuple[int, str]]:
+        """(first register, its byte offset in shared memory) of each `width` registers of a thread."""
+        buffer = self.plan.buffers[view.ref.id]
+        name = f"o{self.fresh()}"
+        bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
+        self._thread_coordinates(name, layout, view)
         for i in range(0, layout.registers, width):
             part = layout.register_part(i)
             coordinates = []
@@ -163,8 +175,26 @@ class MemoryEmitter(ValueEmitter):
                     coordinates.append(f"{bases[d]} + {shift}" if shift else bases[d])
                 else:
                     coordinates.append(self.affine(index.start))
-            place = f"{base} + {self.shared_offset(shared, buffer.offset, coordinates)}"
-            self._move(place, x, i, width, store)
+            yield i, self.shared_offset(buffer.layout, buffer.offset, coordinates)
+
+    def async_store(self, step: Any) -> None:
+        """One thread announces the bytes to the other block's barrier, by one of the user's arrivals; all of them store."""
+        plan: AsyncStore = step.data
+        view, x = plan.access.view, step.equation.operands[1]
+        layout = self.layout(x)
+        width = elements_together(layout, view, self.plan.buffers[view.ref.id].layout)
+        assert layout is not None
+        words, packed = width * itemsize(view.dtype) // 4, view.dtype in PACKED
+        unit = self.plan.barriers[plan.barrier.array].unit
+        with self.block():
+            self.line(f"u32 rank_to = {self._rank(view)}, to = cluster_address(smem, rank_to);")
+            self.line(f"u32 bar = cluster_address({self.barrier_address(plan.barrier)}, rank_to);")
+            with self.elected():
+                self.line(f"mbarrier_expect_cluster(bar, {bytes_sent(layout, view.dtype)}, {unit});")
+            for i, offset in self._shared_places(view, layout, width):
+                first = i // 2 if packed else i
+                values = ", ".join(f"as_u32({self.name(x)}[{first + k}])" for k in range(words))
+                self.line(f"store_async_{words}(to + {offset}, bar, {values});")
 
     def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View) -> None:
         """Where this thread's first register lies along each kept dimension of the buffer."""

@@ -1,4 +1,4 @@
-"""Emission of the fifth-generation tensor core: products into tensor memory, commits, loads and stores of tensor memory."""
+"""Emission of the fifth-generation tensor core: products, commits, and copies, loads and stores of tensor memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from ..layouts.operands import SharedOperand, descriptor_high
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import PACKED
-from ..layouts.tmem import ScalesPart, TmemPart, Transfer, transfers
+from ..layouts.tmem import Part, TmemPart, Transfer, transfers
 from ..ops.tcgen05 import CommitPlan, Tcgen05Plan
-from ..ops.tcgen05_copies import ScalesCopy
+from ..ops.tcgen05_copies import TmemCopy
 from ..ops.tmem import TmemAccess
 from ..program import Affine, Literal, Value
 from .emit_memory import MemoryEmitter
@@ -36,7 +36,7 @@ class Tcgen05Emitter(MemoryEmitter):
         """The template argument of functions that work for one block, or for a pair."""
         return "<2>" if self.plan.tmem_pair else ""
 
-    def tmem_start(self, part: TmemPart | ScalesPart) -> str:
+    def tmem_start(self, part: Part) -> str:
         """Address of a part's first cell."""
         column = part.column.const + self.plan.tmem[part.buffer].column
         return "tmem + " + self.affine(type(part.column)(column, part.column.terms))
@@ -46,7 +46,8 @@ class Tcgen05Emitter(MemoryEmitter):
         where = "ts" if isinstance(p.a, TmemPart) else "ss"
         kind = p.instruction.kind
         name = FUNCTIONS[kind] if p.scales is None else SCALED[kind, p.scales.per_step]
-        function = f"tcgen05_mma_{name}_{where}{self.group}"
+        sparse = "" if p.metadata is None else "sparse_"
+        function = f"tcgen05_mma_{sparse}{name}_{where}{self.group}"
         first = (
             "1"
             if isinstance(p.accumulate, Literal) and p.accumulate.value
@@ -59,6 +60,8 @@ class Tcgen05Emitter(MemoryEmitter):
             if p.scales is not None:
                 starts = self.tmem_start(p.scales.a), self.tmem_start(p.scales.b)
                 self.line(f"u32 a_scale = {starts[0]}, b_scale = {starts[1]};")
+            if p.metadata is not None:
+                self.line(f"u32 metadata = {self.tmem_start(p.metadata.part)};")
             for step in range(p.k // p.k_step):
                 if isinstance(p.a, SharedOperand):
                     a = f"descriptor(a_low + {p.a.k_offset(step) >> 4}, {descriptor_high(p.a, True):#x}u)"
@@ -70,6 +73,8 @@ class Tcgen05Emitter(MemoryEmitter):
                     id = p.scales.id(step) << 30
                     cells = [p.scales.cells(part, step) | id for part in (p.scales.a, p.scales.b)]
                     scales = f", a_scale + {cells[0]:#x}u, b_scale + {cells[1]:#x}u"
+                if p.metadata is not None:
+                    scales = f", metadata + {p.metadata.cells(step)}"
                 self.line(f"{function}(d, {a}, {b}, {p.idesc(step):#x}u, {'1' if step else first}{scales});")
             if p.commit is not None:
                 self.tcgen05_commit(p.commit)
@@ -83,17 +88,18 @@ class Tcgen05Emitter(MemoryEmitter):
         else:
             self.line(f"tcgen05_commit{self.group}({bar});")
 
-    def copy_scales(self, p: ScalesCopy) -> None:
-        """One instruction for each 4 factors of 128 rows."""
+    def tmem_copy(self, p: TmemCopy) -> None:
+        """Into tensor memory, by the thread that issues products."""
         place = p.start + Affine(self.plan.buffers[p.buffer].offset)
         units = Affine(place.const // 16, tuple((v, f // 16) for v, f in place.terms))
         word = p.descriptor()
+        function = f"tcgen05_copy_{p.form.replace('.', '_')}{self.group}"
         with self.elected(tcgen05=True):
             self.line(f"u32 low = smem_units + {self.affine(units)} + {descriptor_low(word.leading):#x}u;")
             self.line(f"u32 to = {self.tmem_start(p.part)};")
             for offset, cell in p.steps:
                 source = f"descriptor(low + {offset >> 4}, {word.high():#x}u)"
-                self.line(f"tcgen05_copy_scales{self.group}(to + {cell}, {source});")
+                self.line(f"{function}(to + {cell}, {source});")
 
     # ---- loads and stores -----------------------------------------------------------------------------------------------
     def tmem_load(self, access: TmemAccess, result: Value, extremum: Value | None = None) -> None:
@@ -109,7 +115,7 @@ class Tcgen05Emitter(MemoryEmitter):
             self._load_reduced(access, moves, raw, extremum)
         else:
             for t in moves:
-                function = f"tcgen05_load_{t.shape}<{t.count}>"
+                function = f"tcgen05_load_{'halves_' if access.part.halves else ''}{t.shape}<{t.count}>"
                 self.line(f"{function}({raw} + {t.register}, {self._place(access.part, t)});")
         if raw != name:
             self.loop(count, f"set_bits({name}[i], {raw}[i]);")
@@ -140,7 +146,7 @@ class Tcgen05Emitter(MemoryEmitter):
             self.line(f"u32 {raw}[{count}];")
             self.loop(count, f"{raw}[i] = as_u32({name}[i]);")
         for t in moves:
-            function = f"tcgen05_store_{t.shape}<{t.count}>"
+            function = f"tcgen05_store_{'halves_' if access.part.halves else ''}{t.shape}<{t.count}>"
             self.line(f"{function}({self._place(access.part, t)}, {raw} + {t.register});")
 
     def _transfers(self, access: TmemAccess, value: Value) -> tuple[Transfer, ...]:

@@ -21,6 +21,14 @@ from .scalars import scalars
 from .text import stored_type
 
 ENTRY = "kernel"
+# What takes operands in uniform registers.
+UNIFORM = (
+    "tcgen05_mma",
+    "tcgen05_commit_arrive",
+    "async_copy_scales_to_tmem",
+    "async_copy_sparse_metadata_to_tmem",
+    "async_copy_smem_to_tmem",
+)
 HELPERS = """
 DI u64 descriptor(u32 low, u32 high) { u64 d; asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(high)); return d; }
 DI u32 as_u32(u32 x) { return x; }
@@ -175,8 +183,7 @@ class Emitter(ScanEmitter, MmaEmitter):
         outer = (self.layouts, self.single_thread, self.together, self.scope, self.overtakes)
         # The tensor core's operands are uniform registers.  A warp that branches as a whole computes descriptors there, one
         # whose other lanes wait aside moves each of them (16 instructions a product instead of 3), so it stays together.
-        issued = ("tcgen05_mma", "tcgen05_commit_arrive", "async_copy_scales_to_tmem")
-        self.together = role.scope is Scope.WARP and _issues(role.body, issued)
+        self.together = role.scope is Scope.WARP and _issues(role.body, UNIFORM)
         single = role.single_thread and not self.together
         self.layouts, self.single_thread, self.scope = role.layouts, single, role.scope
         self.overtakes = _issues(role.body, ("wgmma",))

@@ -8,7 +8,7 @@ DSL.  Sections are those of the PTX ISA (9.1).
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4", "mxf4nvf4"]
 
@@ -236,3 +236,26 @@ def tmem_address(lane: int, column: int) -> int:
 
 # Shape -> registers of a thread for each repeat, columns that a repeat covers, lanes (table 49).
 TRANSFERS = {"32x32b": (1, 1, 32), "16x64b": (1, 2, 16), "16x128b": (2, 4, 16), "16x256b": (4, 8, 16)}
+
+# ---- copies into tensor memory (9.7.16.9.2) -----------------------------------------------------------------------------------
+CopyForm = Literal["32x128b.warpx4", "128x128b", "128x256b"]
+# Rows, and bytes of each, that an instruction reads: row i goes to lane i, 32 rows to each quarter of the lanes, and 4 bytes to
+# each column.  Two more forms, 4x256b and 64x128b, write lanes that no buffer has.
+COPIES: dict[CopyForm, tuple[int, int]] = {"32x128b.warpx4": (32, 16), "128x128b": (128, 16), "128x256b": (128, 32)}
+
+# ---- 2:4 sparse A (9.7.16.10.8) -----------------------------------------------------------------------------------------------
+# Of 4 elements (of 2 float32) two (one) are kept, named by 4 bits: for each, in its order, the index of 16-bit halves or elements
+# among four.  An instruction's metadata are 32 bits of a row, in one column of a pair that the selector names, for 16-bit and
+# 32-bit elements, and 64 bits, the pair, for 8-bit ones.
+
+
+def metadata_place(itemsize: int, row: Any, byte: Any) -> tuple[Any, Any]:
+    """(lane, byte of the lane's 16) that holds a byte of a row's 16 bytes of metadata; numbers or arrays of them.
+
+    8-bit elements: where one looks for it.  Wider ones: of each 4 bytes, an instruction's, the second half is in another lane,
+    and rows 8 apart share one.
+    """
+    if itemsize == 1:
+        return row, byte
+    half = byte // 2 % 2
+    return row // 16 * 16 + half * 8 + row % 8, byte // 4 * 4 + row // 8 % 2 * 2 + byte % 2

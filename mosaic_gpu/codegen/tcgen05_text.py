@@ -1,7 +1,8 @@
 """C++ text of the loads and stores of tensor memory: one device function per shape and width.
 
 A function moves ``N`` repeats of its shape between registers and tensor memory, for the 32 lanes that the executing
-warp can reach; it is asynchronous, and ended by ``tcgen05_wait_load`` or ``tcgen05_wait_store``.
+warp can reach; it is asynchronous, and ended by ``tcgen05_wait_load`` or ``tcgen05_wait_store``. ``halves``: a register holds
+the lower halves of two neighbouring columns, so that it covers twice as many.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 from mosaic_gpu.errors import IllegalInstruction
 
 Shape = Literal["32x32b", "16x64b", "16x128b", "16x256b"]
-Direction = Literal["load", "store"]
+Direction = Literal["load", "store", "load_halves", "store_halves"]
 
 REGISTERS_PER_REPEAT: dict[str, int] = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4}
 MOST_REGISTERS = 128
@@ -33,7 +34,7 @@ def tcgen05_transfer_template(direction: Direction, shape: Shape, counts: tuple[
     if missing:
         raise IllegalInstruction(f"tcgen05 {direction} {shape} has no x{missing[0]}; it has {known}.")
     name = f"tcgen05_{direction}_{shape}"
-    parameters = "u32* r, u32 address" if direction == "load" else "u32 address, const u32* r"
+    parameters = "u32* r, u32 address" if direction.startswith("load") else "u32 address, const u32* r"
     parts = [f"template <int N>\nDI void {name}({parameters});\n"]
     for count in counts:
         body = _statement(direction, shape, count)
@@ -64,14 +65,15 @@ def tcgen05_reduced_load_template(form: str) -> str:
 
 def _statement(direction: Direction, shape: Shape, count: int) -> str:
     registers = count * REGISTERS_PER_REPEAT[shape]
-    if direction == "load":
+    halves = {"load_halves": ".pack::16b", "store_halves": ".unpack::16b"}.get(direction, "")
+    if direction.startswith("load"):
         names = ", ".join(f"%{index}" for index in range(registers))
         outputs = ", ".join(f'"=r"(r[{index}])' for index in range(registers))
-        instruction = f"tcgen05.ld.sync.aligned.{shape}.x{count}.b32 {{{names}}}, [%{registers}];"
+        instruction = f"tcgen05.ld.sync.aligned.{shape}.x{count}{halves}.b32 {{{names}}}, [%{registers}];"
         operands = f': {outputs}\n               : "r"(address)'
     else:
         names = ", ".join(f"%{index}" for index in range(1, registers + 1))
         inputs = ", ".join(f'"r"(r[{index}])' for index in range(registers))
-        instruction = f"tcgen05.st.sync.aligned.{shape}.x{count}.b32 [%0], {{{names}}};"
+        instruction = f"tcgen05.st.sync.aligned.{shape}.x{count}{halves}.b32 [%0], {{{names}}};"
         operands = f':\n               : "r"(address), {inputs}'
     return f'  asm volatile("{instruction}"\n               {operands}\n               : "memory");\n'

@@ -99,9 +99,9 @@ class Space:
 
         shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`.
         TMEM only: shape (rows, columns) or (n, rows, columns), rows 128 or 64 (the lanes); packed: elements of 16 or 8 bits
-        share a 32-bit cell, as an operand A and what is stored to be one are (False: an element a cell); collective: the
-        accumulator of a pair of blocks, whose rows this block has; layout: None, or `TMEMLayout.SCALES_LAYOUT` for the scale
-        factors of a block-scaled operand.
+        share a 32-bit cell, as an operand A and what is stored to be one are (False: an element a cell, as in accumulators);
+        collective: the accumulator of a pair of blocks, whose rows this block has; layout: None, or `TMEMLayout.SCALES_LAYOUT`
+        for the scale factors of a block-scaled operand, `TMEMLayout.SPARSE_METADATA_LAYOUT` for the metadata of a sparse one.
         Raises ValueError for a combination the space does not have.
         """
         where = self.kind.upper()

@@ -34,6 +34,13 @@ class PeerTransform:
     transform_shape = transform_dtype = transform_sharding = transform_type
 
 
+def check_index(where: str, name: str, i: Any) -> None:
+    """`i` must be the index of a block."""
+    kind = jax.numpy.result_type(i) if isinstance(i, (int, np.generic)) or hasattr(i, "dtype") else None
+    if kind is None or np.shape(i) or not np.issubdtype(kind, np.integer):
+        arguments.refuse(where, name, i, "a whole number or an int32 scalar")
+
+
 def cluster_ref(ref: Any, block_id: Mapping[str, Any]) -> Any:
     """The same shared memory in another block of the cluster, to be loaded from and stored to (PTX ISA: shared::cluster).
 
@@ -47,8 +54,6 @@ def cluster_ref(ref: Any, block_id: Mapping[str, Any]) -> Any:
     if not isinstance(block_id, Mapping) or not block_id or not all(isinstance(n, str) for n in block_id):
         arguments.refuse("cluster_ref", "block_id", block_id, "a dict from names of the cluster's axes to indices")
     for name, i in block_id.items():
-        kind = jax.numpy.result_type(i) if isinstance(i, (int, np.generic)) or hasattr(i, "dtype") else None
-        if kind is None or np.shape(i) or not np.issubdtype(kind, np.integer):
-            arguments.refuse("cluster_ref", f"block_id[{name!r}]", i, "a whole number or an int32 scalar")
+        check_index("cluster_ref", f"block_id[{name!r}]", i)
     base, transforms = split_ref(ref)
     return type(base.at[...])(base, (*transforms, PeerTransform(tuple(block_id), tuple(block_id.values()))))

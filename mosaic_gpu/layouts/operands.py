@@ -21,7 +21,7 @@ class SharedOperand:
 
     buffer: value id; start: byte offset of its first element in the buffer; mn_major: contiguous along M/N instead of K;
     leading, stride: LBO and SBO in bytes; swizzle: bytes; mn_step(i), k_step(i): byte offset of the i-th 64 rows (A) and of
-    the i-th 32 bytes of K.
+    the i-th instruction's K.
     """
 
     buffer: int
@@ -36,10 +36,11 @@ class SharedOperand:
     chunk: int  # elements of the contiguous dimension in one swizzle row
     chunk_bytes: int  # distance of one chunk to the next
     group_bytes: int  # distance of 8 rows of the strided dimension to the next 8
+    k_bytes: int = 32  # of K for each instruction: of B beside a sparse A twice as many
 
     @property
     def k_per_instruction(self) -> int:
-        return 32 // self.itemsize
+        return self.k_bytes // self.itemsize
 
     def k_offset(self, step: int) -> int:
         """Bytes to add for the step-th MMA along K."""

@@ -2,7 +2,7 @@
 
 A buffer is (rows, columns), or (n, rows, columns) for n of them side by side.  Rows are lanes: 128 rows take all, 64 rows the
 lower half of each warp's 32 (layout F of the tables, that of an accumulator of M = 64).  A column of the buffer is a column
-of cells; `packed` ones of 16 or 8 bits share a cell, low bits first.
+of cells, of whose 32 bits a float16 has the lower ones; `packed` ones of 16 or 8 bits share a cell, low bits first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from ..codegen.encodings import COLUMNS, LANES, TRANSFERS
+from ..codegen.encodings import LANES, TRANSFERS
 from ..errors import Line, UnsupportedCall
 from ..program import Affine, Value, View
 from .registers import Layout, RegisterLayout
@@ -34,9 +34,14 @@ class TMEMLayout(enum.Enum):
 
     SCALES_LAYOUT: scale factors of a block-scaled operand, (rows, factors of a row) (PTX ISA 9.7.16.10.7): row m is lane m % 32,
     in each of the four quarters; factor s is byte s % 4 of column rows / 32 * (s / 4) + m / 32.
+
+    SPARSE_METADATA_LAYOUT: which elements of a 2:4 sparse A are kept (9.7.16.10.8), (128, bytes of a row) of uint8, bytes a
+    multiple of 16: 2 bits for each kept element of 8 or 16 bits, 4 for each float32, in the order in which
+    `format_tcgen05_sparse_metadata` puts them.
     """
 
     SCALES_LAYOUT = "SCALES_LAYOUT"
+    SPARSE_METADATA_LAYOUT = "SPARSE_METADATA_LAYOUT"
 
     def __str__(self) -> str:
         return f"plgpu.TMEMLayout.{self.name}"
@@ -44,12 +49,14 @@ class TMEMLayout(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TmemLayout:
-    """How a buffer lies: rows; columns: cells of one (rows, columns) slice; packing: elements of a cell; slices: how many."""
+    """How a buffer lies: rows; columns: cells of one (rows, columns) slice; packing: elements of a cell; slices: how many;
+    alignment: of its first column."""
 
     rows: int
     columns: int
     packing: int
     slices: int
+    alignment: int = 1
 
     @property
     def total(self) -> int:
@@ -63,6 +70,8 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
     size, shape = itemsize(ref.dtype), ref.shape
     if ref.space.layout is TMEMLayout.SCALES_LAYOUT:
         return _scales_layout(ref, line)
+    if ref.space.layout is TMEMLayout.SPARSE_METADATA_LAYOUT:
+        return _metadata_layout(ref, line)
     packing = 4 // size if ref.space.packed and size < 4 else 1
     if len(shape) not in (2, 3) or shape[-2] not in ROWS or size > 4 or 0 in shape:
         raise UnsupportedCall(
@@ -70,10 +79,10 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
             "most 32 bits",
             line,
         )
-    if size < 4 and not ref.space.packed:
+    if size < 4 and not ref.space.packed and ref.dtype != "float16":
         raise UnsupportedCall(
             f"TMEM {ref.dtype}{list(shape)}: say packed=True, so that {4 // size} elements share a cell of 32 bits, as an "
-            "operand does (accumulators of 16 bits, one a cell, are not in this version)",
+            "operand does (one a cell are accumulators, of float16, float32 and int32)",
             line,
         )
     if shape[-1] % packing:
@@ -98,6 +107,22 @@ def _scales_layout(ref: Value, line: Line | None) -> TmemLayout:
     return TmemLayout(shape[-2], shape[-2] // 32 * (shape[-1] // 4), 4, math.prod(shape[:-2]))
 
 
+METADATA_TILE = 16  # bytes of a row that one copy brings: 4 columns
+METADATA_PAIR = 2  # columns: an instruction has either one of a pair, which its selector names, or both
+
+
+def _metadata_layout(ref: Value, line: Line | None) -> TmemLayout:
+    shape = ref.shape
+    fits = len(shape) in (2, 3) and shape[-2] == LANES and shape[-1] % METADATA_TILE == 0 and 0 not in shape
+    if not fits or ref.dtype != "uint8":
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(shape)} in {TMEMLayout.SPARSE_METADATA_LAYOUT}: ({LANES}, n) or (slots, {LANES}, n) of "
+            f"uint8, n, the bytes of a row, a multiple of {METADATA_TILE}: K / 8 for elements of 8 or 16 bits, K / 4 for float32",
+            line,
+        )
+    return TmemLayout(LANES, shape[-1] // 4, 4, math.prod(shape[:-2]), METADATA_PAIR)
+
+
 def lanes_of(rows: int) -> np.ndarray:
     """The lane of each row."""
     row = np.arange(rows)
@@ -108,7 +133,8 @@ def lanes_of(rows: int) -> np.ndarray:
 class TmemPart:
     """Part of a buffer that an operation touches.
 
-    buffer: value id; column: its first one, in cells from the buffer's first; columns: cells; rows, packing: of the layout.
+    buffer: value id; column: its first one, in cells from the buffer's first; columns: cells; rows, packing: of the layout;
+    halves: an element is the lower half of its cell.
     """
 
     buffer: int
@@ -116,17 +142,14 @@ class TmemPart:
     columns: int
     rows: int
     packing: int
+    halves: bool = False
 
 
 def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     """The part that a 2-D view selects: all rows, and a range of whole cells."""
     layout = tmem_layout(view.ref, line)
-    if has_scales(view):
-        raise UnsupportedCall(
-            f"{what}: {view.ref} holds scale factors; async_copy_scales_to_tmem writes them, tcgen05_mma reads them as "
-            "a_scale or b_scale",
-            line,
-        )
+    if isinstance(view.space.layout, TMEMLayout):
+        raise UnsupportedCall(f"{what}: {view.ref} holds {OPAQUE[view.space.layout]}", line)
     *lead, rows, columns = view.dims
     ranges = rows.size == layout.rows and columns.size is not None and columns.stride == 1
     if view.is_transposed or not ranges or any(d.size is not None for d in lead):
@@ -144,7 +167,8 @@ def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     packed = Affine(start.const // layout.packing, tuple((v, f // layout.packing) for v, f in start.terms))
     for d in lead:
         packed = packed + d.start * layout.columns
-    return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing)
+    halves = layout.packing == 1 and itemsize(view.dtype) == 2
+    return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing, halves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,16 +190,27 @@ class ScalesPart:
         return self.rows // 32
 
 
-def has_scales(view: View) -> bool:
-    """Whether a view is of scale factors."""
-    return view.space.kind == "tmem" and view.space.layout is TMEMLayout.SCALES_LAYOUT
+OPAQUE = {
+    TMEMLayout.SCALES_LAYOUT: "scale factors; async_copy_scales_to_tmem writes them, tcgen05_mma reads them as a_scale or "
+    "b_scale",
+    TMEMLayout.SPARSE_METADATA_LAYOUT: "sparsity metadata; async_copy_sparse_metadata_to_tmem writes it, tcgen05_mma reads it as "
+    "a_sparse_metadata",
+}
+
+
+def _opaque(view: View, layout: TMEMLayout, what: str, line: Line | None) -> tuple[TmemLayout, Affine]:
+    """The layout of a view's buffer, which must be `layout`, and the first cell of the slot that is selected."""
+    if view.space.layout is not layout:
+        raise UnsupportedCall(f"{what} is TMEM(..., layout={layout}); {view.ref} is not", line)
+    of, first = tmem_layout(view.ref, line), Affine(0)
+    for d in view.dims[:-2]:
+        first = first + d.start * of.columns
+    return of, first
 
 
 def scales_part(view: View, what: str, line: Line | None) -> ScalesPart:
     """The scale factors that a view selects: all rows and factors of one slot."""
-    if not has_scales(view):
-        raise UnsupportedCall(f"{what} is TMEM(..., layout={TMEMLayout.SCALES_LAYOUT}); {view.ref} is not", line)
-    layout = tmem_layout(view.ref, line)
+    _, first = _opaque(view, TMEMLayout.SCALES_LAYOUT, what, line)
     *lead, rows, factors = view.dims
     whole = (rows.size, factors.size) == view.ref.shape[-2:] and rows.stride == factors.stride == 1
     if view.is_transposed or not whole or any(d.size is not None for d in lead):
@@ -183,10 +218,36 @@ def scales_part(view: View, what: str, line: Line | None) -> ScalesPart:
             f"{what}: a view of scale factors takes all rows and factors of one slot (scales.at[slot]); this is {view}",
             line,
         )
-    first = Affine(0)
-    for d in lead:
-        first = first + d.start * layout.columns
     return ScalesPart(view.ref.id, first, rows.size or 0, factors.size or 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MetadataPart:
+    """Sparsity metadata of 128 rows.  column: its first cell, from the buffer's first; columns: how many cells."""
+
+    buffer: int
+    column: Affine
+    columns: int
+
+
+def metadata_part(view: View, what: str, line: Line | None) -> MetadataPart:
+    """The metadata that a view selects: all rows, and bytes of a slot from one multiple of 16 to another."""
+    _, first = _opaque(view, TMEMLayout.SPARSE_METADATA_LAYOUT, what, line)
+    *lead, rows, some = view.dims
+    start, size = some.start, some.size or 0
+    whole = rows.size == LANES and some.stride == 1 and size % METADATA_TILE == 0
+    tiles = start.const % METADATA_TILE == 0 and not any(f % METADATA_TILE for _, f in start.terms)
+    if view.is_transposed or not whole or not tiles or any(d.size is not None for d in lead):
+        raise UnsupportedCall(
+            f"{what}: a view of sparsity metadata takes all rows and bytes from a multiple of {METADATA_TILE} to another, of one "
+            f"slot; this is {view}",
+            line,
+        )
+    cells = Affine(start.const // 4, tuple((v, f // 4) for v, f in start.terms))
+    return MetadataPart(view.ref.id, first + cells, size // 4)
+
+
+Part = TmemPart | ScalesPart | MetadataPart
 
 
 # ---- loads and stores -----------------------------------------------------------------------------------------------------
@@ -213,10 +274,15 @@ def transfers(part: TmemPart, layout: RegisterLayout, what: str, line: Line | No
         raise UnsupportedCall(
             f"{what}: tensor memory of {part.rows} rows moves to and from {names}; the array is in {layout}", line
         )
-    kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x256b" if part.packing == 1 else "16x128b")
+    pairs = part.halves or part.packing > 1  # a register has more than one element
+    kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x128b" if pairs else "16x256b")
     per_thread, columns, lanes = TRANSFERS[kind]
+    columns *= 2 if part.halves else 1
     halves = 1 if part.rows == 64 or lanes == 32 else 2
-    assert part.columns % columns == 0, "the layouts of fragments hold multiples of 8 elements"
+    if part.columns % columns:  # the layouts of fragments hold multiples of 8 elements
+        raise UnsupportedCall(
+            f"{what}: {part.columns} columns of float16, one a cell: an even number of them moves at once", line
+        )
     out, register = [], 0
     for half in range(halves):
         left, at = part.columns // columns, 0
@@ -233,6 +299,3 @@ DELIVERED: dict[int, tuple[Layout, ...]] = {128: (Layout.TCGEN05_TMEM_NATIVE, La
 def default_layout(rows: int) -> Layout:
     """What a load delivers when nothing is asked for."""
     return DELIVERED[rows][0]
-
-
-__all__ = ["COLUMNS", "TmemLayout", "TmemPart", "Transfer", "lanes_of", "tmem_layout", "tmem_part", "transfers"]

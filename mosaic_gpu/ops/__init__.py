@@ -2,6 +2,7 @@
 
 from . import (
     assembly,
+    async_store,
     atomics,
     barriers,
     control_flow,
@@ -34,6 +35,7 @@ from . import (
 
 __all__ = [
     "assembly",
+    "async_store",
     "atomics",
     "barriers",
     "control_flow",

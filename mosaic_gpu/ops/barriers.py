@@ -96,7 +96,8 @@ def _mbarrier(o: Op, results: Any = ()) -> None:
     def _(ctx: Any, e: Equation) -> BarrierUse:
         use = barrier_use(e.operands[0], e)  # type: ignore[arg-type]
         info = e.operands[0].space.barrier  # type: ignore[union-attr]
-        return dataclasses.replace(use, cluster=bool(info and info.collective_axes) and ctx.meets_peers)
+        met = bool(info and info.collective_axes) and ctx.meets_peers
+        return dataclasses.replace(use, cluster=met or use.array in ctx.filled_by_peers)
 
 
 _mbarrier(barrier_arrive_p)

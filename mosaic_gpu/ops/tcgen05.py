@@ -14,11 +14,22 @@ from .. import arguments
 from ..codegen.encodings import Instruction, ScaledInstruction
 from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.operands import SharedOperand, shared_operand
-from ..layouts.tmem import SCALE_ROWS, ScalesPart, TmemPart, scales_part, tmem_part
+from ..layouts.shared import itemsize
+from ..layouts.tmem import SCALE_ROWS, MetadataPart, Part, ScalesPart, TmemPart, metadata_part, scales_part, tmem_part
 from ..program import Equation, Operand, View
 from .barriers import BarrierUse, barrier_use, single
 from .registry import SM100, WARP, WARPGROUP, op
-from .tcgen05_rules import PAIRS_OF_FLOAT4, ScaledKind, Shape, check_scaled_shape, check_shape, kind_of, scaled_kind_of
+from .tcgen05_rules import (
+    PAIRS_OF_FLOAT4,
+    ScaledKind,
+    Shape,
+    check_scaled_shape,
+    check_shape,
+    check_sparse,
+    kind_of,
+    metadata_bits,
+    scaled_kind_of,
+)
 
 ON_SM90 = "tcgen05 exists on sm_100a and later; on sm_90a use wgmma"
 mma_p = op("tcgen05_mma", issues_only=True, instead=ON_SM90)
@@ -51,10 +62,27 @@ class Scales:
 
 
 @dataclasses.dataclass(frozen=True)
+class Metadata:
+    """Which elements a sparse A keeps.  part: where that stands; paired: an instruction reads both columns of a pair, not the one
+    that its selector names."""
+
+    part: MetadataPart
+    paired: bool
+
+    def cells(self, step: int) -> int:
+        """The pair of columns, from the part's first, that holds the metadata of a step."""
+        return 2 * step if self.paired else step // 2 * 2
+
+    def selector(self, step: int) -> int:
+        return 0 if self.paired else step % 2
+
+
+@dataclasses.dataclass(frozen=True)
 class Tcgen05Plan:
-    """m, n, k: of the instructions' product, over both blocks of a pair (k: as many elements of memory, each of which holds two
-    of float4); d: the accumulator's part of tensor memory; a: shared memory or tensor memory; b: shared memory (of a pair: half
-    of N in each block); instruction: its descriptor, `idesc`; scales: of block-scaled kinds;
+    """m, n, k: of the instructions' product, over both blocks of a pair (k: elements of a row of A in memory, each of which holds
+    two of float4; of a sparse A those that are kept); d: the accumulator's part of tensor memory; a: shared memory or tensor
+    memory; b: shared memory (of a pair: half of N in each block); instruction: its descriptor, `idesc`; scales: of block-scaled
+    kinds; metadata: of a sparse A;
     accumulate: False (or a run-time bool) lets the first k-step overwrite; pair: issued for both blocks; commit: if asked for."""
 
     d: TmemPart
@@ -68,18 +96,32 @@ class Tcgen05Plan:
     accumulate: Operand
     pair: bool
     commit: CommitPlan | None
+    metadata: Metadata | None = None
 
     @property
     def k_step(self) -> int:
+        """Elements of a row of A for each instruction."""
         return 32 // self.b.itemsize
 
     def idesc(self, step: int) -> int:
         """The instruction descriptor of a step along K."""
         if isinstance(self.instruction, Instruction):
-            return self.instruction.encode()
+            selector = 0 if self.metadata is None else self.metadata.selector(step)
+            return dataclasses.replace(self.instruction, selector=selector).encode()
         assert self.scales is not None
         id = self.scales.id(step)
         return dataclasses.replace(self.instruction, a_scale_id=id, b_scale_id=id).encode()
+
+    def reads_of_tmem(self, a: int, scales: tuple[int, int], metadata: int) -> list[tuple[str, Part, int]]:
+        """(what, part, its first column) of what is read in tensor memory besides the accumulator, whose places are given."""
+        found: list[tuple[str, Part, int]] = []
+        if isinstance(self.a, TmemPart):
+            found.append(("operand A", self.a, a))
+        if self.scales is not None:
+            found += [("scale factors", self.scales.a, scales[0]), ("scale factors", self.scales.b, scales[1])]
+        if self.metadata is not None:
+            found.append(("sparsity metadata", self.metadata.part, metadata))
+        return found
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -95,12 +137,14 @@ def tcgen05_mma(
     *,
     a_scale: Any = None,
     b_scale: Any = None,
+    a_sparse_metadata: Any = None,
     accumulate: Any = True,
     collective_axis: str | None = None,
 ) -> None:
     """acc (+)= a @ b, asynchronously, issued by one thread.
 
-    acc: TMEM Ref (m, n), float32 (int32 for int8 operands), m 128 or 64, n a multiple of 8 up to 256.
+    acc: TMEM Ref (m, n), float32 (int32 for int8 operands; of float16 and float8 also float16, not packed), m 128 or 64, n a
+    multiple of 8 up to 256.
     a: (m, k) SMEM Ref, tiled and swizzled, or packed TMEM Ref (m = 128); b: (k, n) SMEM Ref.  float16 x float16,
     bfloat16 x bfloat16, float32 x float32 (as tf32, K contiguous), float8 of either kind with either, int8 (sm_100a only).
     accumulate: bool or traced bool; False overwrites.  barrier: arrives once the MMA and all before it have finished.
@@ -111,6 +155,11 @@ def tcgen05_mma(
     float4_e2m1fn, the lower half first, K contiguous: blocks of 32 or 16 with float8_e8m0fnu (mxfp4), of 16 with
     float8_e4m3fn (nvfp4); k counts the float4.  PTX ISA 9.7.16.10.7.  `async_copy_scales_to_tmem` brings them there.
 
+    a_sparse_metadata: TMEM(..., layout=TMEMLayout.SPARSE_METADATA_LAYOUT) Ref, (128, n): a is then 2:4 sparse and holds only the
+    elements that are kept, two of each 4 of a row (of float32 one of each 2): a (m, k / 2), b (k, n), m = 128, k a multiple of
+    128 (of float32: of 64), both in shared memory, no factors; N a multiple of 16, in a pair of 32.  n is k / 8, for float32
+    k / 4.  `async_copy_sparse_metadata_to_tmem` brings it there.  PTX ISA 9.7.16.10.8.
+
     collective_axis: the last axis of the cluster, of two blocks that multiply together: acc, TMEM(..., collective=True), and a
     are each block's own 128 rows, b is each block's half of the columns, (k, n // 2).  Block 0 issues for both; `barrier`
     arrives in both.  Raises IllegalInstruction with the row of the table that is missing.
@@ -120,7 +169,7 @@ def tcgen05_mma(
     if collective_axis is not None and not isinstance(collective_axis, str):
         arguments.refuse("tcgen05_mma", "collective_axis", collective_axis, "the name of a cluster axis or None")
     done = None if barrier is None else single(barrier)
-    bind(mma_p, acc, a, b, accumulate, done, a_scale, b_scale, collective_axis=collective_axis)
+    bind(mma_p, acc, a, b, accumulate, done, a_scale, b_scale, a_sparse_metadata, collective_axis=collective_axis)
 
 
 @mma_p.abstract
@@ -132,6 +181,7 @@ def _(
     barrier: Any = None,
     a_scale: Any = None,
     b_scale: Any = None,
+    a_sparse_metadata: Any = None,
     *,
     collective_axis: str | None = None,
 ) -> Any:
@@ -144,15 +194,18 @@ def _(
         arguments.memory("tcgen05_mma", "barrier", barrier, "barrier")
     if (a_scale is None) != (b_scale is None):
         raise TypeError("tcgen05_mma: a_scale and b_scale come together")
-    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale), ("a_sparse_metadata", a_sparse_metadata)):
         if scale is not None:
             arguments.memory("tcgen05_mma", name, scale, "tmem")
             if len(scale.shape) != 2:
-                raise ValueError(f"tcgen05_mma: {name} has shape {scale.shape}; it is (rows, factors of a row)")
-    fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
+                each = "bytes" if name == "a_sparse_metadata" else "factors"
+                raise ValueError(f"tcgen05_mma: {name} has shape {scale.shape}; it is (rows, {each} of a row)")
+    kept = 1 if a_sparse_metadata is None else 2  # of so many elements of a row A has one
+    fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] * kept == b.shape[0]
     n = b.shape[-1] * (1 if collective_axis is None else 2) if b.shape else 0
     if not fits or acc.shape != (a.shape[0], n):
         halves = "" if collective_axis is None else " (with collective_axis half of the columns in each block)"
+        halves += " (of a sparse a half of the elements of a row)" if kept > 1 else ""
         raise ValueError(f"tcgen05_mma: acc {acc.shape} += a {a.shape} @ b {b.shape}{halves}: shapes do not fit")
     return ()
 
@@ -182,30 +235,58 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     pair = is_pair(ctx, acc, e)
     barriers = [x for x in rest if isinstance(x, View) and x.space.kind == "barrier"]
     factors = [x for x in rest if isinstance(x, View) and x.space.kind == "tmem"]
+    sparse = factors.pop() if len(factors) % 2 else None
     d = tmem_part(acc, "tcgen05_mma", e.line)
+    if d.packing > 1:
+        raise IllegalInstruction(f"tcgen05_mma: {acc.ref} is packed; an accumulator has an element a cell", e.line)
     turned = () if factors and a.dtype == PAIRS_OF_FLOAT4 else (1, 2)  # sizes that may be contiguous along M or N
     b_op = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line, turned)
     m, n = acc.shape[0] * (2 if pair else 1), acc.shape[1]
     a_op: SharedOperand | TmemPart
     if a.space.kind == "tmem":
         a_op = tmem_part(a, "tcgen05_mma, operand A", e.line)
+        if a_op.packing * itemsize(a.dtype) != 4:
+            raise IllegalInstruction(
+                f"tcgen05_mma: operand A in tensor memory is packed; {a.ref} has an element a cell", e.line
+            )
     else:
         a_op = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line, turned)
     a_mn = isinstance(a_op, SharedOperand) and a_op.mn_major
+    metadata: Metadata | None = None
+    if sparse is not None:
+        b_op = dataclasses.replace(b_op, k_bytes=2 * b_op.k_bytes)
+        metadata = _metadata(e, a, b, sparse)
     scales: Scales | None = None
     instruction: Instruction | ScaledInstruction
     in_tmem = isinstance(a_op, TmemPart)
+    shape = Shape("f16", m, n, pair, in_tmem, b_op.mn_major, b_op.itemsize, sparse is not None)
+    if sparse is not None:
+        check_sparse(shape, bool(factors), b_op.swizzle, e.line)
     if factors:
         scales, scaled = _scales(e, a, b, acc, factors)
-        check_scaled_shape(Shape(scaled.kind, m, n, pair, in_tmem, b_op.mn_major, b_op.itemsize), e.line)
+        check_scaled_shape(dataclasses.replace(shape, kind=scaled.kind), e.line)
         types = scaled.a_type, scaled.b_type, scaled.scale_type
         instruction = ScaledInstruction(scaled.kind, *types, m, n, a_mn=a_mn, b_mn=b_op.mn_major)
     else:
         kind = kind_of(a.dtype, b.dtype, acc.dtype, ctx.arch, e.line)
-        check_shape(Shape(kind, m, n, pair, in_tmem, b_op.mn_major, b_op.itemsize), e.line)
-        instruction = Instruction(kind, a.dtype, b.dtype, acc.dtype, m, n, a_mn, b_op.mn_major)
+        check_shape(dataclasses.replace(shape, kind=kind), e.line)
+        types = a.dtype, b.dtype, acc.dtype
+        instruction = Instruction(kind, *types, m, n, a_mn, b_op.mn_major, sparse=sparse is not None)
     commit = _commit_plan(ctx, barriers[0], e, e.param("collective_axis")) if barriers else None
-    return Tcgen05Plan(d, m, n, a.shape[1], a_op, b_op, instruction, scales, accumulate, pair, commit)
+    return Tcgen05Plan(d, m, n, a.shape[1], a_op, b_op, instruction, scales, accumulate, pair, commit, metadata)
+
+
+def _metadata(e: Equation, a: View, b: View, view: View) -> Metadata:
+    """Where the metadata of a sparse A stands."""
+    part = metadata_part(view, "tcgen05_mma, a_sparse_metadata,", e.line)
+    bits = a.shape[1] * metadata_bits(a.dtype)
+    if part.columns * 32 != bits:
+        raise IllegalInstruction(
+            f"tcgen05_mma: a_sparse_metadata {view.shape} beside a {a.dtype}{list(a.shape)}, whose {a.shape[1]} elements of K = "
+            f"{b.shape[0]} in each row take {bits / 8:g} bytes, a multiple of 16",
+            e.line,
+        )
+    return Metadata(part, itemsize(a.dtype) == 1)
 
 
 def _scales(e: Equation, a: View, b: View, acc: View, factors: list[View]) -> tuple[Scales, ScaledKind]:

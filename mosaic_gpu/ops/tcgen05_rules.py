@@ -37,11 +37,11 @@ def features_of(arch: str) -> Features:
 # A type -> (kind, B types, accumulator types)
 F8 = ("float8_e4m3fn", "float8_e5m2")
 TYPES: dict[str, tuple[Kind, tuple[str, ...], tuple[str, ...]]] = {
-    "float16": ("f16", ("float16",), ("float32",)),
+    "float16": ("f16", ("float16",), ("float32", "float16")),
     "bfloat16": ("f16", ("bfloat16",), ("float32",)),
     "float32": ("tf32", ("float32",), ("float32",)),
-    "float8_e4m3fn": ("f8f6f4", F8, ("float32",)),
-    "float8_e5m2": ("f8f6f4", F8, ("float32",)),
+    "float8_e4m3fn": ("f8f6f4", F8, ("float32", "float16")),
+    "float8_e5m2": ("f8f6f4", F8, ("float32", "float16")),
     "int8": ("i8", ("int8", "uint8"), ("int32",)),
     "uint8": ("i8", ("int8", "uint8"), ("int32",)),
 }
@@ -105,7 +105,7 @@ def kind_of(a: str, b: str, acc: str, arch: str, line: Line | None) -> Kind:
     """The kind of an MMA of these types; IllegalInstruction names the row of the table that is missing."""
     row = TYPES.get(a)
     if row is None or b not in row[1] or acc not in row[2]:
-        rows = "; ".join(f"{k} x {' or '.join(v[1])} -> {v[2][0]}" for k, v in TYPES.items())
+        rows = "; ".join(f"{k} x {' or '.join(v[1])} -> {' or '.join(v[2])}" for k, v in TYPES.items())
         raise IllegalInstruction(f"tcgen05_mma of {a} x {b} -> {acc}; there are {rows}", line)
     kind = row[0]
     if kind not in features_of(arch).kinds:
@@ -119,7 +119,8 @@ def kind_of(a: str, b: str, acc: str, arch: str, line: Line | None) -> Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An MMA to be checked.  m, n: of the whole product, over both blocks of a pair; itemsize: bytes of an element of B."""
+    """An MMA to be checked.  m, n: of the whole product, over both blocks of a pair; itemsize: bytes of an element of B; sparse:
+    A is."""
 
     kind: Kind
     m: int
@@ -128,11 +129,39 @@ class Shape:
     a_in_tmem: bool
     b_mn: bool
     itemsize: int
+    sparse: bool = False
+
+
+def metadata_bits(a: str) -> int:
+    """For each element that a sparse A keeps: of 4 elements of 8 or 16 bits two are kept, of 2 float32 one."""
+    return 4 if a == "float32" else 2
+
+
+def check_sparse(s: Shape, scaled: bool, b_swizzle: int, line: Line | None) -> None:
+    """Refuse what a sparse A cannot be combined with here (PTX ISA 9.7.16.10.8; CUTLASS has it with A in shared memory only)."""
+    if scaled:
+        raise IllegalInstruction(
+            "tcgen05_mma with a_sparse_metadata and scale factors: this version has one or the other", line
+        )
+    if s.a_in_tmem or s.m == 64:
+        raise IllegalInstruction(
+            "tcgen05_mma with a_sparse_metadata has A in shared memory and M = 128, in a pair of blocks 256; this one has "
+            + ("A in tensor memory" if s.a_in_tmem else "M = 64"),
+            line,
+        )
+    if not s.b_mn and b_swizzle < 64:
+        raise IllegalInstruction(
+            f"tcgen05_mma with a_sparse_metadata reads 64 bytes of K of B at once, and B, contiguous along K, is swizzled by "
+            f"{b_swizzle}: use SwizzleTransform(64) or (128)",
+            line,
+        )
 
 
 def n_step(s: Shape) -> tuple[int, str]:
     """What N must be a multiple of, and why it is more than the least."""
     pair = 2 if s.pair else 1
+    if s.sparse:
+        return 16 * pair, "with a sparse A"
     if s.a_in_tmem and s.pair:
         return 32, "with A in tensor memory"
     if s.pair and s.kind in ("mxf8f6f4", "mxf4nvf4"):

@@ -19,7 +19,7 @@ from ..ops.tcgen05_rules import features_of
 from ..program import Equation, Program, Value, refs_of, walk
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
-from .peers import accesses, check_peer, met_by_peers, reaches_peers
+from .peers import accesses, check_peer, filled_by_peers, met_by_peers, reaches_peers
 from .products import Products
 from .registers import check_registers
 from .resources import (
@@ -49,6 +49,7 @@ class PlanContext:
             False  # whether the role that is planned shares ordinary accesses with the cluster's other blocks
         )
         self.reaches_peers = False  # whether any role loads from or stores to their shared memory
+        self.filled_by_peers: frozenset[int] = frozenset()  # barriers that count what they store
         self.maps: list[TensorMapPlan] = []
         self.pointers: list[int] = []
         self.dims: list[RuntimeDim] = []
@@ -185,6 +186,7 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     planned = []
     met = met_by_peers(program, (e for _, e in resolved)) if math.prod(program.cluster) > 1 else frozenset()
     ctx.reaches_peers = reaches_peers(e for _, e in resolved)
+    ctx.filled_by_peers = filled_by_peers(e for _, e in resolved)
     for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
         ctx.meets_peers = ctx.reaches_peers or accesses(equations, met)
         body = ctx.block((), equations)

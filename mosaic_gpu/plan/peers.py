@@ -21,10 +21,12 @@ ASYNCHRONOUS = frozenset(
         "tcgen05_mma",
         "async_copy_scales_to_tmem",
         "async_prefetch",
+        "async_copy_sparse_metadata_to_tmem",
+        "async_copy_smem_to_tmem",
         "try_cluster_cancel",
     }
 )
-OF_PEERS = ("get", "swap", "load")  # what reaches another block's shared memory
+OF_PEERS = ("get", "swap", "load", "async_store_smem")  # what reaches another block's shared memory
 
 
 def met_by_peers(program: Program, bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
@@ -64,6 +66,12 @@ def reaches_peers(bodies: Iterable[Sequence[Equation]]) -> bool:
     return any(view.peer for body in bodies for e in walk(tuple(body)) for view in refs_of(e))
 
 
+def filled_by_peers(bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
+    """Ids of the barriers that count what other blocks store: waits take over what was written in the cluster's scope."""
+    found = (e.operands[2] for body in bodies for e in walk(tuple(body)) if e.op == "async_store_smem")
+    return frozenset(x.ref.id for x in found if isinstance(x, View))
+
+
 def check_peer(program: Program, e: Equation, view: View) -> None:
     """Raise where an operation cannot take a view of another block's shared memory."""
     if e.op not in OF_PEERS:
@@ -72,12 +80,13 @@ def check_peer(program: Program, e: Equation, view: View) -> None:
             "reach it; let that block do it, after a barrier",
             e.line,
         )
+    what = e.op if e.op == "async_store_smem" else "cluster_ref"
     for name, index in view.peer:
         if name not in program.cluster_names:
-            raise UnsupportedCall(f"cluster_ref: the cluster has axes {program.cluster_names}, not {name}", e.line)
+            raise UnsupportedCall(f"{what}: the cluster has axes {program.cluster_names}, not {name}", e.line)
         size = program.cluster[program.cluster_names.index(name)]
         if index.static and not 0 <= index.const < size:
-            raise OutOfBounds(f"cluster_ref: block {index} along {name}, which has {size}", e.line)
+            raise OutOfBounds(f"{what}: block {index} along {name}, which has {size}", e.line)
 
 
 def accesses(equations: Sequence[Equation], refs: frozenset[int]) -> bool:

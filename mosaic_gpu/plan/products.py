@@ -69,7 +69,7 @@ class Products:
         written = {
             o.ref.id
             for e in walk(self._program.body)
-            if e.op in ("swap", "put_indexed")
+            if e.op in ("swap", "put_indexed", "async_store_smem")
             for o in e.operands[:1]
             if isinstance(o, View) and o.space.kind == "smem"
         }

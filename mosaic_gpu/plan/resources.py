@@ -96,7 +96,7 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     starts, offset = place(Piece(ref, layout.nbytes, _alignment(layout)) for ref, layout, _ in layouts)
     for ref, layout, _ in sorted(layouts, key=lambda item: starts[item[0].id]):
         buffers[ref.id] = SharedBuffer(ref, layout, starts[ref.id])
-    first_columns, next_column = place(Piece(ref, layout.total) for ref, layout in columns_of)
+    first_columns, next_column = place(Piece(ref, of.total, of.alignment) for ref, of in columns_of)
     for ref, tmem_of in columns_of:
         tmem[ref.id] = TmemBuffer(ref, first_columns[ref.id], tmem_of.total)
     offset = -(-offset // 8) * 8

@@ -56,6 +56,11 @@ class Agents:
         """What the elected lane of a warp issues.  kind: 1 reads, 2 writes of its bulk groups; 3 its tcgen05 products."""
         return self.thread(block, warpgroup) + 4 + kind * self.warps + warp % self.warps
 
+    def barriers(self, block: int) -> range:
+        """What all barriers of a block count."""
+        end = (block + 1) * self._block
+        return range(block * self._block + min(self._barriers.values(), default=self._block), end)
+
     def barrier(self, block: int, array: int, slot: int) -> int:
         return block * self._block + self._barriers[array] + slot
 
@@ -146,11 +151,11 @@ class ThreadClock:
         self.rows = [rows]
         self._tick()
 
-    def fence_async(self, warps: list[int]) -> None:
-        """fence.proxy.async by all its threads, whose agents `warps` may have been, too."""
+    def fence_async(self, others: list[int]) -> None:
+        """fence.proxy.async by all its threads.  others: agents whose work it covers as far as it is known."""
         for rows in self.rows:
             rows[FENCED, self.agent] = self.now
-            rows[FENCED, warps] = rows[ORDER, warps]
+            rows[FENCED, others] = rows[ORDER, others]
 
     def fence_before(self) -> None:
         """tcgen05.fence::before_thread_sync by all its threads."""

@@ -76,6 +76,8 @@ def _remedy(before: Access, after: Access, why: str) -> str:
         )
     if why == "global fence":
         return "write it with copy_smem_to_gmem, or read it with load"
+    if why == "fence" and before.cleared_by:
+        return f"commit_smem() by whoever waits ({before.cleared_by}), before {after.who} goes on"
     if why == "fence":
         when = "between the two" if own else f"after the write and before it releases the buffer to {after.who}"
         return f"commit_smem() by {before.who} {when}"

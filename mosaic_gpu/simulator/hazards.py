@@ -14,19 +14,19 @@ from ..errors import Line
 from ..layouts.operands import SharedOperand
 from ..ops.refs import Access as RefAccess
 from ..plan.model import Role, Step
-from ..program import Operand, Value
+from ..program import Operand, Value, View
 from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import ADDITION, ATOMIC, UPDATE, GlobalShadow, Part
 from .memory import Array, GlobalArray, Note
-from .shadow import ASYNC, COPIED, FACTORS, GENERIC, TENSOR, Access, ShadowMemory
+from .shadow import ASYNC, COPIED, GENERIC, READ, TENSOR, Access, ShadowMemory
 from .tables import Tables
-from .tensor_core import operand_index
+from .tensor_core import copied_bytes, operand_index
 from .tma import TmaBox, box_bytes, box_shadow, chunk_index
 
 if TYPE_CHECKING:
     from ..ops.tcgen05 import Tcgen05Plan
-    from ..ops.tcgen05_copies import ScalesCopy
+    from ..ops.tcgen05_copies import TmemCopy
     from ..ops.tmem import TmemAccess
     from .barriers import MBarrier
 
@@ -96,7 +96,8 @@ class Hazards:
     def commit_smem(self) -> None:
         agents = self.tables.agents
         warps = range(4) if agents.warps == 4 else ()
-        self.clock.fence_async([agents.thread(self.block.index, self.warpgroup, w) for w in warps])
+        own = [agents.thread(self.block.index, self.warpgroup, w) for w in warps]
+        self.clock.fence_async([*own, *agents.barriers(self.block.index)])  # and what barriers have counted
         self.meet()
 
     # ---- generic accesses -------------------------------------------------------------------------------------------------
@@ -227,6 +228,23 @@ class Hazards:
         read = Access(self.clock.agent, now, GENERIC, False, op, self.who, line, None, "", self.place)
         self.block.smem.read(self._answer(address, nbytes), read, self.clock.known())
 
+    def async_store(
+        self,
+        owner: BlockHazards,
+        view: View,
+        starts: tuple[int, ...],
+        index: Array,
+        size: int,
+        barrier: MBarrier,
+        line: Line | None,
+    ) -> None:
+        """A store to the shared memory of `owner` that its barrier counts.  The ISA does not say by which proxy the data go: an
+        ordinary access after the wait is in order, another proxy's after a fence behind it."""
+        regions = self.tables.smem.footprint((id(view), starts), lambda: view_bytes(index, size))
+        op, clears = "async_store_smem", f"barrier_wait({barrier.name})"
+        write = Access(barrier.agent, barrier.phase + 1, GENERIC, True, op, self.who, line, None, clears, self.place)
+        owner.smem.write(regions, write, self.clock.known())
+
     def _answer(self, address: int, nbytes: int) -> list[int]:
         return self.tables.smem.footprint(("answer", address), lambda: np.arange(address, address + nbytes))
 
@@ -283,6 +301,7 @@ class Hazards:
         b: int,
         column: int,
         scales: tuple[int, int],
+        metadata: int,
         number: int,
         line: Line | None,
     ) -> None:
@@ -298,36 +317,32 @@ class Hazards:
             read = Access(agent, number, ASYNC, False, "tcgen05_mma", self.who, line, None, clears, self.place)
             for operand, base, rows in operands:
                 block.smem.read(self._operand(operand, base, rows, True), read, known)
-            if not isinstance(plan.a, SharedOperand):
-                what = "tcgen05_mma (operand A)"
-                own = Access(agent, number, TENSOR, False, what, self.who, line, None, clears, self.place)
-                block.tmem.read(self._columns(a, plan.a.columns), own, known)
-            if plan.scales is not None:
-                what = "tcgen05_mma (scale factors)"
-                own = Access(agent, number, TENSOR, False, what, self.who, line, FACTORS, clears, self.place)
-                for part, first in zip((plan.scales.a, plan.scales.b), scales, strict=True):
-                    block.tmem.read(self._columns(first, part.columns), own, known)
+            for what, part, first in plan.reads_of_tmem(a, scales, metadata):
+                what = f"tcgen05_mma ({what})"
+                own = Access(agent, number, TENSOR, False, what, self.who, line, READ, clears, self.place)
+                block.tmem.read(self._columns(first, part.columns), own, known)
             write = Access(agent, number, TENSOR, True, "tcgen05_mma", self.who, line, pipeline, clears, self.place)
             block.tmem.write(self._columns(column, plan.d.columns), write, known)
 
-    def copy_scales(
+    def tmem_copy(
         self,
-        plan: ScalesCopy,
+        plan: TmemCopy,
         blocks: Sequence[BlockHazards],
         source: int,
         column: int,
         number: int,
         line: Line | None,
     ) -> None:
-        """The issuer's copy of scale factors with this number: its products behind it are in order, nothing else."""
+        """The issuer's copy into tensor memory with this number: its products behind it are in order, nothing else."""
         known, agent = self.clock.elected(), self._issuer(PRODUCTS)
-        clears, op = "barrier_wait, for a tcgen05 commit that follows it,", "async_copy_scales_to_tmem"
-        nbytes = 4 * 32 * plan.part.columns  # a cell in each of 32 lanes
+        clears = "barrier_wait, for a tcgen05 commit that follows it,"
         for block in blocks:
-            read = Access(agent, number, ASYNC, False, op, self.who, line, None, clears, self.place)
-            touched = self.tables.smem.footprint(("scales", source, nbytes), lambda: np.arange(source, source + nbytes))
+            read = Access(agent, number, ASYNC, False, plan.op, self.who, line, None, clears, self.place)
+            touched = self.tables.smem.footprint(
+                ("copy", id(plan), source), lambda: copied_bytes(plan, source).reshape(-1)
+            )
             block.smem.read(touched, read, known)
-            write = Access(agent, number, TENSOR, True, op, self.who, line, (COPIED, number), clears, self.place)
+            write = Access(agent, number, TENSOR, True, plan.op, self.who, line, (COPIED, number), clears, self.place)
             block.tmem.write(self._columns(column, plan.part.columns), write, known)
 
     def _columns(self, column: int, columns: int) -> list[int]:

@@ -33,7 +33,7 @@ class Cancel:
     line: Line | None
     released: Rows | None = None
 
-    def answer(self) -> None:
+    def deliver(self) -> None:
         """The answer comes: a number and whether there is one, in words of our own (those of the hardware are its secret)."""
         number = self.take()
         self.done()

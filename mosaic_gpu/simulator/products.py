@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, Race
 from ..layouts.operands import SharedOperand
-from ..layouts.tmem import ScalesPart, TmemPart
+from ..layouts.tmem import Part
 from ..ops.barriers import BarrierUse
 from ..ops.wgmma import WgmmaPlan
 from ..plan.model import Role
@@ -26,7 +26,7 @@ from .tensor_memory import BlockMemory, Commit, Copy, Mma
 
 if TYPE_CHECKING:
     from ..ops.tcgen05 import CommitPlan, Tcgen05Plan
-    from ..ops.tcgen05_copies import ScalesCopy
+    from ..ops.tcgen05_copies import TmemCopy
     from ..ops.tmem import TmemAccess
     from .machine import BlockState
 
@@ -203,7 +203,7 @@ class ProductThread(Core):
         """Of tcgen05 work: the warp of the block whose elected lane issues it."""
         return 4 * self.warpgroup + (self.warp or 0)
 
-    def _column(self, part: TmemPart | ScalesPart) -> int:
+    def _column(self, part: Part) -> int:
         """The first column of a part, all of which lies in its buffer."""
         buffer, start = self.plan.tmem[part.buffer], self.evaluate(part.column)
         if start < 0 or start + part.columns > buffer.columns:
@@ -212,7 +212,7 @@ class ProductThread(Core):
             )
         return buffer.column + start
 
-    def _pair(self, plan: Tcgen05Plan | ScalesCopy) -> list[BlockState]:
+    def _pair(self, plan: Tcgen05Plan | TmemCopy) -> list[BlockState]:
         """The blocks that a product (or copy) works in.  The first of a pair issues."""
         if not plan.pair:
             return [self.block]
@@ -231,29 +231,30 @@ class ProductThread(Core):
         a = self._operand(plan.a, rows_a, True) if isinstance(plan.a, SharedOperand) else self._column(plan.a)
         b, column = self._operand(plan.b, rows_b, True), self._column(plan.d)
         scales = (0, 0) if plan.scales is None else (self._column(plan.scales.a), self._column(plan.scales.b))
+        metadata = 0 if plan.metadata is None else self._column(plan.metadata.part)
         self.warps[0].products += 1
         if self.hazards is not None:
-            others = [x.hazards for x in blocks if x.hazards is not None]
-            self.hazards.tcgen05_mma(plan, others, a, b, column, scales, self.warps[0].products, self.line)
+            others, number = [x.hazards for x in blocks if x.hazards is not None], self.warps[0].products
+            self.hazards.tcgen05_mma(plan, others, a, b, column, scales, metadata, number, self.line)
         names = (self._name(plan.a) if isinstance(plan.a, SharedOperand) else "", self._name(plan.b))
         memories = tuple(BlockMemory(x.shared, x.tensor_core.memory) for x in blocks)
-        mma = Mma(plan, a, b, column, accumulate, self.line, memories, self._issuer, names, scales)
+        mma = Mma(plan, a, b, column, accumulate, self.line, memories, self._issuer, names, scales, metadata)
         self.block.tensor_core.submit(mma)
         if plan.commit is not None:
             self.tcgen05_commit(plan.commit)
 
-    def copy_scales(self, plan: ScalesCopy) -> None:
+    def tmem_copy(self, plan: TmemCopy) -> None:
         blocks = self._pair(plan)
         buffer, start, column = self.plan.buffers[plan.buffer], self.evaluate(plan.start), self._column(plan.part)
-        if start < 0 or start + 4 * 32 * plan.part.columns > buffer.layout.nbytes:
-            raise OutOfBounds(
-                f"scale factors from byte {start} of {buffer.value} reach beyond its {buffer.layout.nbytes} bytes"
-            )
+        size = buffer.layout.nbytes
+        inside = 0 <= start < size
+        if not inside or int(tensor_core.copied_bytes(plan, buffer.offset + start).max()) >= buffer.offset + size:
+            raise OutOfBounds(f"{plan.op} from byte {start} of {buffer.value} reaches beyond its {size} bytes")
         source = buffer.offset + start
         self.warps[0].products += 1
         if self.hazards is not None:
             others = [x.hazards for x in blocks if x.hazards is not None]
-            self.hazards.copy_scales(plan, others, source, column, self.warps[0].products, self.line)
+            self.hazards.tmem_copy(plan, others, source, column, self.warps[0].products, self.line)
         memories = tuple(BlockMemory(x.shared, x.tensor_core.memory) for x in blocks)
         copy = Copy(plan, source, column, self.line, memories, self._issuer, str(buffer.value))
         self.block.tensor_core.submit(copy)

@@ -18,9 +18,9 @@ from .clocks import FENCED, ORDER, TMEM, Rows
 
 Bytes = npt.NDArray[Any]
 GENERIC, ASYNC, TENSOR = "generic", "async", "tensor"
-# `same` of copies into tensor memory, (COPIED, number), and of products that read factors: a copy is in order with the products
+# `same` of copies into tensor memory is (COPIED, number), of what products read there READ: a copy is in order with the products
 # that its issuer starts later, and with nothing else.
-COPIED, FACTORS = "copied", "factors"
+COPIED, READ = "copied", "read"
 
 
 class Access:
@@ -67,18 +67,17 @@ class Access:
         self.key = agent if same is None else (agent, same)
 
 
+def _copied(access: Access) -> bool:
+    return isinstance(access.same, tuple) and access.same[0] == COPIED
+
+
 def unordered(before: Access, after: Access, known: Rows) -> str:
     """Why `after`, by one who knows `known`, does not come after `before`: '' (it does), 'order', 'fence' or 'tmem'."""
     if before.agent == after.agent and before.same is not None and before.same == after.same:
         # In program order of a thread; another proxy would need a fence even so.
         if before.proxy == after.proxy:
             return ""
-    if (
-        before.agent == after.agent
-        and after.same == FACTORS
-        and isinstance(before.same, tuple)
-        and before.same[0] == COPIED
-    ):
+    if before.agent == after.agent and after.same is not None and _copied(before) and not _copied(after):
         return ""
     clock, agent = before.clock, before.agent
     if after.proxy == TENSOR:

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..codegen.encodings import Descriptor
+from ..codegen.encodings import COPIES, Descriptor
 from ..errors import IllegalInstruction, OutOfBounds
 from ..layouts.operands import SharedOperand, decode_descriptor, descriptor_high, descriptor_low
 from ..layouts.shared import swizzled
 from ..ops.elementwise import numpy_dtype
 from .memory import UNSIGNED, Array, SharedMemory
 
+if TYPE_CHECKING:
+    from ..ops.tcgen05_copies import TmemCopy
+
 
 # ---- from descriptors to elements -----------------------------------------------------------------------------------
-def instruction_addresses(d: Descriptor, rows: int, size: int, mn_major: bool) -> Array:
-    """Byte address of each element [mn, k] that one MMA instruction reads: `rows` of M or N, 32 bytes of K."""
+def instruction_addresses(d: Descriptor, rows: int, size: int, mn_major: bool, k_bytes: int = 32) -> Array:
+    """Byte address of each element [mn, k] that one MMA instruction reads: `rows` of M or N, so many bytes of K."""
     mn = np.arange(rows)[:, None]
-    k = np.arange(32 // size)[None, :]
+    k = np.arange(k_bytes // size)[None, :]
     per_chunk = 16 // size
     if d.swizzle and not mn_major:
         linear = mn // 8 * d.stride + mn % 8 * d.swizzle + k * size
@@ -53,7 +57,7 @@ def operand_index(operand: SharedOperand, base: int, rows: int, mn_major: bool, 
             d = decode_descriptor(high << 32 | descriptor_low(operand, address))
             if d.version != int(tcgen05):
                 raise IllegalInstruction(f"this tensor core does not read matrix descriptors of version {d.version}")
-            columns.append(instruction_addresses(d, rows, operand.itemsize, mn_major))
+            columns.append(instruction_addresses(d, rows, operand.itemsize, mn_major, operand.k_bytes))
         parts.append(np.concatenate(columns, axis=1))
     index: Array = np.concatenate(parts, axis=0) // operand.itemsize
     index.setflags(write=False)
@@ -104,6 +108,39 @@ def register_operand(x: Array, dtype: str) -> Array:
     return exact(x.view(UNSIGNED[x.dtype.itemsize]), dtype)
 
 
+@functools.lru_cache(maxsize=512)
+def copied_bytes(plan: TmemCopy, source: int) -> Array:
+    """The byte [step, row, byte of the row] of shared memory that a copy into tensor memory reads from byte `source` on."""
+    rows, nbytes = COPIES[plan.form]
+    steps = [
+        instruction_addresses(Descriptor.decode(plan.descriptor(source + offset).encode()), rows, 1, False, nbytes)
+        for offset, _ in plan.steps
+    ]
+    result: Array = np.stack(steps)
+    result.setflags(write=False)
+    return result
+
+
+def kept(metadata: Array, a_type: str) -> Array:
+    """Which element of K each kept one of a sparse A is, from its metadata [row, byte] (PTX ISA 9.7.16.10.8)."""
+    nibbles = np.stack([metadata & 15, metadata >> 4], axis=-1).reshape(metadata.shape[0], -1).astype(np.int64)
+    first, second = nibbles & 3, nibbles >> 2
+    group = np.arange(nibbles.shape[1])
+    legal = first < second
+    if a_type == "float32":  # one of two, as the halves of both
+        legal &= (first % 2 == 0) & (second == first + 1)
+    if not legal.all():
+        row, at = (int(i[0]) for i in np.nonzero(~legal))
+        raise IllegalInstruction(
+            f"tcgen05_mma: a_sparse_metadata of row {row}, group {at} along K, is {int(nibbles[row, at]):#x}, which keeps "
+            f"elements {first[row, at]} and {second[row, at]}: "
+            + ("a float32 is 0x4 or 0xe" if a_type == "float32" else "of two different ones the first comes first")
+        )
+    if a_type == "float32":
+        return 2 * group + first // 2
+    return np.stack([4 * group + first, 4 * group + second], axis=-1).reshape(metadata.shape[0], -1)
+
+
 # ---- products -------------------------------------------------------------------------------------------------------
 SINGLE_THREADED = 1 << 18  # m * n * k up to which OpenBLAS uses one thread
 
@@ -135,6 +172,16 @@ def multiply_add(acc: Array | None, a: Array, b: Array, k_step: int, acc_type: s
         acc = (product if acc is None else product + acc.astype(np.float32)).astype(np.float16)
     assert acc is not None
     return acc
+
+
+def sparse_multiply_add(acc: Array | None, a: Array, at: Array, b: Array, k_step: int, acc_type: str) -> Array:
+    """The same of a sparse A, [m, kept], of which `at` says where along K each element is.  The elements of B beside those that
+    are left out are not looked at, whatever they are."""
+    rows = [
+        multiply_add(None if acc is None else acc[i : i + 1], a[i : i + 1], b[:, at[i]], k_step, acc_type)
+        for i in range(len(a))
+    ]
+    return np.concatenate(rows, axis=0)
 
 
 # ---- accumulators of wgmma ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..codegen.encodings import COLUMNS, LANES, Descriptor, Instruction, ScaledInstruction
+from ..codegen.encodings import COLUMNS, COPIES, LANES, Instruction, ScaledInstruction, metadata_place
 from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UninitializedRead
 from ..layouts.operands import SharedOperand
 from ..layouts.tmem import TmemPart, lanes_of
@@ -22,11 +22,11 @@ from .barriers import Arrival, MBarrier
 from .clocks import Rows
 from .memory import UNSIGNED, Array, SharedMemory
 from .scheduler import Blocked, Steps
-from .tensor_core import exact, gather, multiply_add
+from .tensor_core import copied_bytes, exact, gather, kept, multiply_add, sparse_multiply_add
 
 if TYPE_CHECKING:
     from ..ops.tcgen05 import Tcgen05Plan
-    from ..ops.tcgen05_copies import ScalesCopy
+    from ..ops.tcgen05_copies import TmemCopy
 
 POISON = 0xFFFFFFFF  # a NaN in every floating type
 
@@ -49,12 +49,28 @@ class TensorMemory:
             raise OutOfBounds(f"columns {column} to {end - 1} of tensor memory; the block has {self.allocated}")
         return np.arange(column, end)
 
-    def copy_to_quarters(self, column: int, rows: Array) -> None:
-        """32 rows of 16 bytes into 4 columns of every quarter of the lanes (tcgen05.cp.32x128b.warpx4)."""
-        place = np.s_[:, self._columns(column, 4)]
-        self.cells[place] = np.tile(np.ascontiguousarray(rows).view(np.uint32), (4, 1))
+    def copy(self, column: int, rows: Array) -> None:
+        """Rows of bytes into columns from one on, 4 bytes each (tcgen05.cp): all lanes, or 32 of them in each quarter."""
+        cells = np.ascontiguousarray(rows).view(np.uint32)
+        place = np.s_[:, self._columns(column, cells.shape[1])]
+        self.cells[place] = np.tile(cells, (LANES // len(rows), 1))
         self.written[place] = True
         self.changes += 1
+
+    def metadata(self, column: int, selector: int, itemsize: int) -> Array:
+        """An instruction's sparsity metadata as bytes [row, byte], from the pair of columns that starts at `column`."""
+        columns = self._columns(column, 2)
+        if itemsize > 1:
+            columns = columns[selector : selector + 1]
+        if not self.written[:, columns].all():
+            raise UninitializedRead(
+                f"tcgen05_mma, a_sparse_metadata, is tensor memory that nothing has written: columns {column} to {column + 1}"
+            )
+        lanes = np.ascontiguousarray(self.cells[:, columns]).view(np.uint8)
+        row, byte = np.ix_(np.arange(LANES), np.arange(lanes.shape[1]))
+        lane, at = metadata_place(itemsize, row, byte)
+        each: Array = lanes[lane, at]
+        return each
 
     def scales(self, column: int, rows: int, first: int, count: int, what: str) -> Array:
         """Factors `first` to `first + count - 1` of the four in a cell, of each of so many rows, as bytes [row, factor]."""
@@ -74,11 +90,16 @@ class TensorMemory:
             where = f"columns {column} to {column + part.columns - 1}"
             raise UninitializedRead(f"{what} reads tensor memory that nothing has written: {where}")
         raw = np.ascontiguousarray(self.cells[place])
+        if part.halves:
+            raw = raw.astype(np.uint16)
         return raw.view(numpy_dtype(dtype))
 
     def store(self, part: TmemPart, column: int, x: Array, warps: Sequence[bool] = (True,) * 4) -> None:
         """(rows, elements) into a part, by those of the four warps that are there."""
-        raw = np.ascontiguousarray(x).view(np.uint32)
+        x = np.ascontiguousarray(x)
+        raw = (
+            x.view(np.uint16) | np.uint32(0xFFFF0000) if part.halves else x.view(np.uint32)
+        )  # the rest is not specified
         lanes = lanes_of(part.rows)
         there = np.repeat(np.asarray(warps, bool), LANES // 4)[lanes]
         self._place(part, column)
@@ -100,7 +121,7 @@ class BlockMemory:
 class Mma:
     """An issued tcgen05.mma.  a, b: where the operands start, byte of shared memory or column of tensor memory; column: of the
     accumulator; blocks: the issuer's, or both of the pair; issuer: the warp (of the block) whose elected lane issues it;
-    scales: where the factors of A and B start."""
+    scales, metadata: where the factors of A and B, and the metadata of a sparse A, start."""
 
     plan: Tcgen05Plan
     a: int
@@ -112,13 +133,14 @@ class Mma:
     issuer: int = 0
     names: tuple[str, str] = ("", "")
     scales: tuple[int, int] = (0, 0)
+    metadata: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class Copy:
-    """An issued copy of scale factors.  source: byte of shared memory; column: of tensor memory; blocks, issuer: as of `Mma`."""
+    """An issued copy into tensor memory.  source: byte of shared memory; column: where to; blocks, issuer: as of `Mma`."""
 
-    plan: ScalesCopy
+    plan: TmemCopy
     source: int
     column: int
     line: Line | None
@@ -176,7 +198,7 @@ class TensorCore:
                 barrier.arrive(item.arrival, item.released)
             return
         try:
-            copy_scales(item) if isinstance(item, Copy) else multiply(item)
+            copy(item) if isinstance(item, Copy) else multiply(item)
         except MosaicGpuError as e:
             e.line = e.line or item.line
             raise
@@ -203,7 +225,28 @@ def multiply(mma: Mma) -> None:
         acc_type = i.acc_type if isinstance(i, Instruction) else "float32"
         acc = block.tensor.load(plan.d, mma.column, acc_type, what) if mma.accumulate else None
         k_step = plan.k_step * a.shape[1] // plan.k
-        block.tensor.store(plan.d, mma.column, multiply_add(acc, a, own_b, k_step, acc_type))
+        if plan.metadata is not None:
+            d = sparse_multiply_add(acc, a, _kept(block, mma, i.a_type), own_b, k_step, acc_type)
+        else:
+            d = multiply_add(acc, a, own_b, k_step, acc_type)
+        block.tensor.store(plan.d, mma.column, d)
+
+
+def _kept(block: BlockMemory, mma: Mma, a_type: str) -> Array:
+    """Where along K each element [row, kept] of a sparse A is, found as the instruction descriptor of each step says."""
+    plan, metadata = mma.plan, mma.plan.metadata
+    assert metadata is not None
+    steps = []
+    for step in range(plan.k // plan.k_step):
+        word = Instruction.decode(plan.idesc(step), plan.instruction.kind)
+        assert word.sparse
+        column = mma.metadata + metadata.cells(step)
+        if column % 2:
+            raise IllegalInstruction(
+                f"tcgen05_mma: a_sparse_metadata starts at column {column} of tensor memory, an odd one"
+            )
+        steps.append(block.tensor.metadata(column, word.selector, plan.b.itemsize))
+    return kept(np.concatenate(steps, axis=1), a_type)
 
 
 def _instruction(plan: Tcgen05Plan) -> Instruction | ScaledInstruction:
@@ -250,18 +293,10 @@ def _factors(block: BlockMemory, mma: Mma, is_a: bool, rows: int) -> Array:
     return np.repeat(each, per_factor, axis=1)
 
 
-def copy_scales(copy: Copy) -> None:
+def copy(issued: Copy) -> None:
     """tcgen05.cp as its matrix descriptors say, in each block from its own shared memory."""
-    for block in copy.blocks:
-        for offset, cell in copy.plan.steps:
-            d = Descriptor.decode(copy.plan.descriptor(copy.source + offset).encode())
-            index = copied_bytes(d)
-            raw = block.shared.read(index, 1, lambda: f"async_copy_scales_to_tmem, {copy.name},")
-            block.tensor.copy_to_quarters(copy.column + cell, raw)
-
-
-def copied_bytes(d: Descriptor) -> Array:
-    """The bytes [row, byte] of shared memory that a copy of 32 x 128 bits reads through a descriptor without a swizzle."""
-    row, byte = np.arange(32)[:, None], np.arange(16)[None, :]
-    result: Array = d.address + row // 8 * d.stride + row % 8 * 16 + byte
-    return result
+    plan = issued.plan
+    assert COPIES[plan.form][0] in (LANES, LANES // 4)
+    for block in issued.blocks:
+        for index, (_, cell) in zip(copied_bytes(plan, issued.source), plan.steps, strict=True):
+            block.tensor.copy(issued.column + cell, block.shared.read(index, 1, lambda: f"{plan.op}, {issued.name},"))

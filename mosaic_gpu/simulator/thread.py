@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import BarrierMisuse, IllegalInstruction, Leak, OutOfBounds, UninitializedRead
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout
+from ..ops.async_store import AsyncStore
 from ..ops.barriers import BarrierUse
 from ..ops.elementwise import numpy_dtype
 from ..ops.indexed import Indexed
@@ -18,7 +19,7 @@ from ..ops.refs import Access
 from ..plan.model import Role
 from ..plan.tma import TmaCopy, TmaIssue
 from ..program import Operand, Value, View
-from . import indexed, launch_control, masked, memory, tma
+from . import async_store, indexed, launch_control, masked, memory, tma
 from .barriers import Arrival, MBarrier, NamedBarrier, Sight
 from .hazards import Hazards, view_bytes
 from .memory import Array, GlobalArray, Note
@@ -135,6 +136,9 @@ class Thread(ProductThread):
         else:
             layout, index = self._shared_index(access, write=True)
             self._owner(view).shared.write(index, layout.itemsize, memory.to_raw(x, view.dtype, view.shape))
+
+    def async_store(self, plan: AsyncStore, x: Array) -> None:
+        async_store.start(self, plan, x)
 
     def load_indexed(self, access: Indexed, shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
         return indexed.load(self, access, shape, indices)

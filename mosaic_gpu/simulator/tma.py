@@ -19,6 +19,7 @@ from ..errors import IllegalInstruction, Line, MosaicGpuError, UninitializedRead
 from ..layouts.shared import itemsize
 from ..plan.model import TensorMapPlan
 from ..plan.tma import tensor_map_arguments
+from .async_store import RemoteStore
 from .barriers import MBarrier
 from .clocks import Rows
 from .global_shadow import GlobalShadow, Part
@@ -77,6 +78,9 @@ class Group:
         return all(s.read if read_only else s.done for s in self.stores)
 
 
+Item = Load | Store | Cancel | RemoteStore
+
+
 class TmaEngine:
     """Works one box off at each of its turns, in order of issue or (given `chance`) in any; early: at once."""
 
@@ -88,9 +92,9 @@ class TmaEngine:
         chance: random.Random | None = None,
     ) -> None:
         self.arrays, self.shared, self.early, self.chance = arrays, shared, early, chance
-        self.queue: collections.deque[Load | Store | Cancel] = collections.deque()
+        self.queue: collections.deque[Item] = collections.deque()
 
-    def submit(self, copy: Load | Store | Cancel) -> None:
+    def submit(self, copy: Item) -> None:
         """Take a copy over from the thread that issues it."""
         if self.early:
             collections.deque(self._move(copy), maxlen=0)
@@ -104,10 +108,10 @@ class TmaEngine:
                 self.queue.rotate(-self.chance.randrange(len(self.queue)))
             yield from self._move(self.queue.popleft())
 
-    def _move(self, copy: Load | Store | Cancel) -> Steps:
+    def _move(self, copy: Item) -> Steps:
         try:
-            if isinstance(copy, Cancel):
-                copy.answer()
+            if isinstance(copy, (Cancel, RemoteStore)):
+                copy.deliver()
             elif isinstance(copy, Load):
                 self._load(copy)
             else:

@@ -37,6 +37,10 @@ CALLS: dict[str, list[str]] = {
         "mbarrier_arrive_expect_tx(u[0], 64)",
         "mbarrier_arrive_cluster(u[0], 1, 4)",
         "mbarrier_arrive_cluster_release(u[0], 1, 4)",
+        "mbarrier_expect_cluster(u[0], 64, 4)",
+        "store_async_1(u[1], u[0], u[2])",
+        "store_async_2(u[1], u[0], u[2], u[3])",
+        "store_async_4(u[1], u[0], u[2], u[3], u[4], u[5])",
         "mbarrier_wait_cluster(u[0], 0)",
         "mbarrier_wait(u[0], 0)",
         "mbarrier_wait(u[0], 1)",
@@ -49,6 +53,7 @@ CALLS: dict[str, list[str]] = {
         "u[3] += named_barrier_any(4, 128, i[0] > 3)",
         "cluster_arrive()",
         "cluster_wait()",
+        "u[1] = cluster_address(u[0], 1)",
         "u[2] += *shared_of_block(memory, 1)",
     ],
     "fences": [
@@ -157,7 +162,11 @@ CALLS: dict[str, list[str]] = {
             f"tcgen05_mma_{kind}_ss<GROUP>(u[0], wide, wide, u[2], u[3], u[5], u[6])"
             for kind in ("mxf8", "mxf4", "nvf4")
         ),
-        "tcgen05_copy_scales<GROUP>(u[0], wide)",
+        *(
+            f"tcgen05_mma_sparse_{kind}_ss<GROUP>(u[0], wide, wide, u[2], u[3], u[5])"
+            for kind in ("f16", "tf32", "f8", "i8")
+        ),
+        *(f"tcgen05_copy_{form}<GROUP>(u[0], wide)" for form in ("32x128b_warpx4", "128x128b", "128x256b")),
         "tcgen05_commit<GROUP>(u[4])",
         "tcgen05_commit_multicast<GROUP>(u[4], h[0])",
         "tcgen05_fence_before()",
@@ -259,16 +268,18 @@ def test_instructions_reach_the_cubin() -> None:
     compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()
     assert (
-        counts["UTCHMMA"] == 4
-        and counts["UTCQMMA"] == 3
+        counts["UTCHMMA"] == 6
+        and counts["UTCQMMA"] == 4
         and counts["UTCOMMA"] == 2
-        and counts["UTCIMMA"] == 2
+        and counts["UTCIMMA"] == 3
         and counts["UTCBAR"] == 2
+        and counts["UTCCP"] == 3
     )
 
 
 @pytest.mark.parametrize("shape", REGISTERS_PER_REPEAT)
-def test_tensor_memory_transfers(shape: Shape) -> None:
+@pytest.mark.parametrize("halves", ["", "halves_"])
+def test_tensor_memory_transfers(shape: Shape, halves: str) -> None:
     counts = repeats(shape)
     body = ""
     for count in counts:
@@ -276,11 +287,11 @@ def test_tensor_memory_transfers(shape: Shape) -> None:
         body += f"""
   if (out[{count}]) {{
     u32 r[{registers}];
-    tcgen05_load_{shape}<{count}>(r, out[0]);
+    tcgen05_load_{halves}{shape}<{count}>(r, out[0]);
     asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
-    tcgen05_store_{shape}<{count}>(out[1], r);
+    tcgen05_store_{halves}{shape}<{count}>(out[1], r);
   }}"""
-    text = prelude.prelude(f"tcgen05_load_{shape}", f"tcgen05_store_{shape}")
+    text = prelude.prelude(f"tcgen05_load_{halves}{shape}", f"tcgen05_store_{halves}{shape}")
     source = f'{text}\nextern "C" __global__ void __launch_bounds__(128, 1) k(u32* out) {{{body}\n}}'
     found = sass.read_cubin(compile_cuda(source, arch="sm_100a", name="/test.cu").cubin)[0]
     assert found.counts()["LDTM"] == found.counts()["STTM"] == len(counts)

@@ -76,6 +76,7 @@ OUTSIDE = {
     plgpu.WarpMesh: dict(axis_name="warp"),
     plgpu.ds: dict(start=0, size=3),
     plgpu.cdiv: dict(a=1, b=2),
+    plgpu.format_tcgen05_sparse_metadata: dict(meta=np.ones((128, 32, 2), np.int32), operand_dtype=jnp.bfloat16),
     plgpu.div: dict(a=1, b=2),
     plgpu.rem: dict(a=1, b=2),
     plgpu.Layout.WGMMA.reduce: dict(axes=1),
@@ -85,6 +86,13 @@ INSIDE = {
         smem_ref=Operand("scales"), tmem_ref=Operand("scales_in_tmem"), collective_axis=None
     ),
     "async_prefetch": dict(ref=Operand("x"), collective_axes=None, leader_tracked=None, predicate=None),
+    "async_store_smem": dict(
+        src=Operand("array"), ref=Operand("s"), barrier=Operand("barrier"), cluster_idx=0, cluster_dim="c"
+    ),
+    "async_copy_smem_to_tmem": dict(smem_ref=Operand("a"), tmem_ref=Operand("a_in_tmem"), collective_axis=None),
+    "async_copy_sparse_metadata_to_tmem": dict(
+        smem_ref=Operand("metadata"), tmem_ref=Operand("metadata_in_tmem"), collective_axis=None
+    ),
     "async_load_tmem": dict(src=Operand("tmem"), layout=None, reduce=None),
     "async_store_tmem": dict(dst=Operand("tmem"), value=Operand("rows")),
     "atomic_add": dict(ref=Operand("o"), val=Operand("array")),
@@ -129,6 +137,7 @@ INSIDE = {
         barrier=Operand("barrier"),
         a_scale=None,
         b_scale=None,
+        a_sparse_metadata=None,
         accumulate=True,
         collective_axis=None,
     ),
@@ -214,7 +223,10 @@ RIGHT = {
     ("tcgen05_mma", "a_scale"): [None],
     ("tcgen05_mma", "b_scale"): [None],
     ("tcgen05_mma", "collective_axis"): [None],
+    ("tcgen05_mma", "a_sparse_metadata"): [None],
     ("async_copy_scales_to_tmem", "collective_axis"): [None],
+    ("async_copy_smem_to_tmem", "collective_axis"): [None],
+    ("async_copy_sparse_metadata_to_tmem", "collective_axis"): [None],
     ("tcgen05_commit_arrive", "collective_axis"): [None],
     ("copy_gmem_to_smem", "leader_tracked"): [None],
     ("debug_check", "message"): ["x"],
@@ -237,6 +249,8 @@ WORDS = {
     ("copy_gmem_to_smem", "collective_axes", "x"): "'x' is not a cluster axis",
     ("async_prefetch", "collective_axes", "x"): "'x' is not a cluster axis",
     ("query_cluster_cancel", "grid_names", "x"): "the grid has axes",
+    ("async_store_smem", "cluster_idx", -1): "block -1 along c",
+    ("async_store_smem", "cluster_dim", "x"): "the cluster has axes",
     ("tcgen05_commit_arrive", "collective_axis", "x"): "'x' is not a cluster axis",
     ("kernel", "thread_name", None): "num_threads and thread_name",
 }
@@ -250,11 +264,13 @@ def call_inside(name, args):
     """Trace and plan a kernel that calls the function."""
     blackwell = name.startswith("tcgen05") or "tmem" in name or "cluster_cancel" in name
 
-    def body(x, o, s, a, b, barrier, named, answer, semaphore, tmem=None, scales=None, scales_in_tmem=None):
+    def body(x, o, s, a, b, barrier, named, answer, semaphore, tmem=None, *more):
         def scope(acc=None):
             array = x[...]
             have = dict(x=x, o=o, s=s, a=a, b=b, barrier=barrier, named=named, tmem=tmem, acc=acc, answer=answer)
-            have |= dict(semaphore=semaphore, array=array, mask=array > 0, scales=scales, scales_in_tmem=scales_in_tmem)
+            have |= dict(semaphore=semaphore, array=array, mask=array > 0, a_in_tmem=more and more[0])
+            for what in ("scales", "metadata"):
+                have |= dict(zip((what, f"{what}_in_tmem"), more, strict=False))
             if tmem is not None:
                 have["rows"] = plgpu.async_load_tmem(tmem)
             if name == "from_fragments":
@@ -277,7 +293,13 @@ def call_inside(name, args):
     if "scales" in name:
         e8 = jnp.float8_e8m0fnu
         scratch += [plgpu.SMEM((1, 1, 32, 16), e8), plgpu.TMEM((128, 4), e8, layout=plgpu.TMEMLayout.SCALES_LAYOUT)]
-    k = plgpu.kernel(body, S, grid=2, grid_names="g", num_threads=1, thread_name="wg", scratch_types=scratch)
+    if "metadata" in name:
+        layout = plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT
+        scratch += [plgpu.SMEM((1, 1, 128, 16), jnp.uint8), plgpu.TMEM((128, 16), jnp.uint8, layout=layout)]
+    if name == "async_copy_smem_to_tmem":
+        scratch += [plgpu.TMEM((128, 64), jnp.bfloat16, packed=True)]
+    cluster = dict(cluster=(2,), cluster_names="c") if name == "async_store_smem" else {}
+    k = plgpu.kernel(body, S, grid=2, grid_names="g", num_threads=1, thread_name="wg", scratch_types=scratch, **cluster)
     build_plan(k.program(S), "sm_100a" if blackwell else "sm_90a")
 
 

@@ -187,7 +187,7 @@ def test_machine_code(compiled, arch, kind, m):
     wide = arrays[0].shape[1] // 32
     copies = steps * (arrays[2].shape[1] // steps) * (1 + 2)
     assert report.mnemonics[MNEMONICS[kind]] == wide and report.mnemonics["UTCCP"] == copies
-    assert f"tcgen05_copy_scales{'<2>' if m == 256 else ''}(" in emit(plan)
+    assert f"tcgen05_copy_32x128b_warpx4{'<2>' if m == 256 else ''}(" in emit(plan)
 
 
 def test_factors_that_are_no_number():

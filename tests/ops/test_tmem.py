@@ -61,20 +61,14 @@ def transfer_cell(shape: str, lane: int, register: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "packing", "layout"),
-    [
-        (128, 1, Layout.TCGEN05_TMEM_NATIVE),
-        (128, 1, Layout.TCGEN05),
-        (64, 1, Layout.WGMMA),
-        (128, 2, Layout.TCGEN05_TMEM_NATIVE),
-        (128, 2, Layout.TCGEN05),
-        (64, 2, Layout.WGMMA),
-    ],
+    ("rows", "layout"), [(128, Layout.TCGEN05_TMEM_NATIVE), (128, Layout.TCGEN05), (64, Layout.WGMMA)]
 )
+@pytest.mark.parametrize("packing, halves", [(1, False), (2, False), (1, True)])
 @pytest.mark.parametrize("columns", [8, 24, 128, 200])
-def test_transfers_put_every_element_where_its_layout_has_it(rows, packing, layout, columns):
+def test_transfers_put_every_element_where_its_layout_has_it(rows, layout, packing, halves, columns):
     """The instructions, by the tables of PTX (which lane and column a register is), against the layout's coordinates."""
-    part = TmemPart(0, Affine(0), columns // packing, rows, packing)
+    part = TmemPart(0, Affine(0), columns // packing, rows, packing, halves)
+    each = 2 if halves else packing  # elements of a register
     of = layout.of((rows, columns))
     coordinates, lanes = of.coordinates(), lanes_of(rows)
     seen = set()
@@ -82,9 +76,11 @@ def test_transfers_put_every_element_where_its_layout_has_it(rows, packing, layo
         per_repeat = {"32x32b": 1, "16x128b": 2, "16x256b": 4}[t.shape]
         for register in range(t.count * per_repeat):
             own_lane, c = transfer_cell(t.shape, lane, register)
-            for half in range(packing):
-                row, column = coordinates[warp, lane, (t.register + register) * packing + half]
-                assert (lanes[row], column) == (32 * warp + t.lane + own_lane, (t.column + c) * packing + half)
+            for half in range(each):
+                row, column = coordinates[warp, lane, (t.register + register) * each + half]
+                # Of halves a register has two neighbouring columns of cells, else the elements of one.
+                there = t.column + 2 * c + half if halves else (t.column + c) * packing + half
+                assert (lanes[row], column) == (32 * warp + t.lane + own_lane, there)
                 seen.add((row, column))
     assert len(seen) == rows * columns
 
@@ -93,10 +89,11 @@ LAYOUTS = [(128, None), (128, Layout.TCGEN05), (64, None)]
 
 
 @pytest.mark.parametrize("rows, layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [F, BF, np.int32])
-def test_there_and_back(rows, layout, dtype):
+@pytest.mark.parametrize(
+    "dtype, packed", [(F, False), (BF, True), (np.int32, False), (np.float16, False), (np.float16, True)]
+)
+def test_there_and_back(rows, layout, dtype, packed):
     """What is stored is what is loaded: whole and part of the columns, in each layout, packed too."""
-    packed = np.dtype(dtype).itemsize < 4
 
     def body(x, o, whole):
         t = layout or (Layout.WGMMA if rows == 64 else Layout.TCGEN05_TMEM_NATIVE)
@@ -125,6 +122,8 @@ def test_there_and_back(rows, layout, dtype):
         ("float32", "float32", "float32"),
         ("float8_e4m3fn", "float8_e5m2", "float32"),
         ("float8_e5m2", "float8_e5m2", "float32"),
+        ("float16", "float16", "float16"),
+        ("float8_e4m3fn", "float8_e5m2", "float16"),
         ("int8", "uint8", "int32"),
     ],
 )
@@ -165,7 +164,51 @@ def test_products_of_every_kind(a_type, b_type, acc_type, m):
             return (z.view(np.uint32) & np.uint32(0xFFFFE000)).view(F).astype(np.float64)
         return z.astype(np.float64)
 
-    np.testing.assert_allclose(got, wide(x) @ wide(y).T, rtol=1e-5, atol=1e-3)
+    want = wide(x) @ wide(y).T
+    if acc_type == "float16":
+        steps = k // (32 // a_t.itemsize)
+        partial = np.abs(np.cumsum(wide(x)[:, None] * wide(y)[None], axis=-1)).max()
+        np.testing.assert_allclose(got, want, rtol=0, atol=steps * 2**-11 * partial)
+        assert np.abs(got - want).max() > 2**-14 * partial  # it is rounded
+    else:
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
+
+
+def test_float16_accumulator_goes_on():
+    """A product adds to what a store put there; columns of a slot from a start known at run time; the text of the moves."""
+
+    def body(x, y, i, c, o, a, b, acc, full, ready, done):
+        some = plgpu.ds(32 * i[0], 32)
+        plgpu.copy_gmem_to_smem(x, a, full)
+        plgpu.copy_gmem_to_smem(y, b, full)
+        plgpu.barrier_wait(full)
+        plgpu.async_store_tmem(acc.at[1, :, some], plgpu.load(c, layout=Layout.TCGEN05))
+        plgpu.commit_tmem()
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        plgpu.tcgen05_mma(acc.at[1, :, some], a, b.transpose((1, 0)), done, accumulate=True)
+        plgpu.barrier_wait(done)
+        o[...] = plgpu.async_load_tmem(acc.at[1, :, some])
+        plgpu.wait_load_tmem()
+
+    x, y, c = random(128, 64, dtype=np.float16), random(32, 64, dtype=np.float16, seed=1), random(128, 32, seed=2)
+    c, i = c.astype(np.float16), np.array([1], np.int32)
+    scratch = [operand(128, 64, dtype=np.float16), operand(32, 64, dtype=np.float16)]
+    scratch += [
+        plgpu.TMEM((2, 128, 64), np.float16),
+        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(orders_tensor_core=True),
+        plgpu.Barrier(orders_tensor_core=True),
+    ]
+    out = jax.ShapeDtypeStruct((128, 32), np.float16)
+    (got,) = run(body, x, y, i, c, out=out, scratch=scratch)
+    want = x.astype(np.float64) @ y.astype(np.float64).T + c
+    np.testing.assert_allclose(got, want, rtol=0, atol=5 * 2**-11 * 32)
+    program = plgpu.kernel(body, out, scratch_types=scratch).program(
+        *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, y, i, c))
+    )
+    text = emit(build_plan(program, "sm_100a"))
+    assert "tcgen05_store_halves_16x128b<4>(" in text and "tcgen05_load_halves_32x32b<16>(" in text
 
 
 def test_a_out_of_tensor_memory():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,36 @@ def cute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="session")
+def cute_blackwell(cute: ModuleType) -> ModuleType:
+    """cute_blackwell.py."""
+    return _load("cute_blackwell")
+
+
+@pytest.fixture(scope="session")
 def ptx() -> ModuleType:
     """ptx.py."""
     return _load("ptx")
+
+
+@pytest.fixture(scope="session")
+def plan_step() -> Callable[[Any, type], Any]:
+    """(kernel, class) -> the one plan of this class in a Blackwell kernel of one role."""
+    from mosaic_gpu.plan.build import build_plan
+
+    def find(kernel: Any, wanted: type) -> Any:
+        found = []
+
+        def visit(block: Any) -> None:
+            for step in block.steps:
+                if isinstance(step.data, wanted):
+                    found.append(step.data)
+                for role in step.data if isinstance(step.data, tuple) else ():  # of warp_map
+                    visit(role.body)
+                for region in step.regions:
+                    visit(region)
+
+        visit(build_plan(kernel.program(), "sm_100a").roles[0].body)
+        (plan,) = found
+        return plan
+
+    return find

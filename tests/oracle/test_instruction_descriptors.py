@@ -9,7 +9,7 @@ import pytest
 from mosaic_gpu.codegen.encodings import Descriptor, Instruction, ScaledInstruction
 from mosaic_gpu.layouts.tmem import ScalesPart
 from mosaic_gpu.ops.tcgen05 import Scales
-from mosaic_gpu.ops.tcgen05_copies import ScalesCopy
+from mosaic_gpu.ops.tcgen05_copies import scales_copy
 from mosaic_gpu.program import Affine
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -166,7 +166,7 @@ def test_scaled_products_as_compiled(cute, ptx, kind, a_type, b_type, scale_type
     copied = {
         (column + cell, copy.descriptor(start + offset).encode())
         for part, column, start in zip(parts, cute.SCALE_COLUMNS, starts[2:], strict=True)
-        for copy in [ScalesCopy(0, Affine(0), part, pair)]
+        for copy in [scales_copy(0, Affine(0), part, pair)]
         for offset, cell in copy.steps
     }
     evaluator = ptx.Evaluator(1024)

@@ -51,6 +51,32 @@ case(
     **NEW,
 )
 PACKED = plgpu.TMEM((128, 64), BF, packed=True)
+F16 = jnp.float16
+case(
+    "A in tensor memory that is not packed",
+    tcgen05(),
+    scratch=[tmem(64), tmem(64, F16), mma(64, 64, dtype=F16)],
+    **NEW,
+)
+case(
+    "a packed accumulator",
+    tcgen05(),
+    scratch=[plgpu.TMEM((128, 64), F16, packed=True), mma(128, 64, dtype=F16), mma(64, 64, dtype=F16)],
+    **NEW,
+)
+case("bfloat16 into float16", tcgen05(), scratch=[tmem(64, F16), mma(128, 64), mma(64, 64)], **NEW)
+case(
+    "an odd column of float16",
+    lambda m: plgpu.async_load_tmem(m.at[:, ds(0, 1)]),
+    scratch=[tmem(64, F16)],
+    **NEW,
+)
+case(
+    "a load that reduces float16",
+    lambda m: plgpu.async_load_tmem(m, reduce="max"),
+    scratch=[tmem(64, F16)],
+    arch="sm_103a",
+)
 case(
     "A in tensor memory of 64 rows",
     tcgen05(),
@@ -210,6 +236,89 @@ case(
     scratch=[smem(1, 8, 32, 16, dtype=E8, tile=(32, 16)), scales(128, 32)],
     **NEW,
 )
+
+# ---- sparse A -----------------------------------------------------------------------------------------------------------------
+SPARSE = plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT
+
+
+def kept(*shape: int, dtype: Any = jnp.uint8, collective: bool = False) -> Any:
+    return plgpu.TMEM(shape, dtype, layout=SPARSE, collective=collective)
+
+
+def sparse(b: Any = transposed, of: Any = lambda k: k, **more: Any) -> Callable[..., None]:
+    return lambda m, s, u, k: plgpu.tcgen05_mma(m, s, b(u), a_sparse_metadata=of(k), **more)
+
+
+HALVES = [tmem(64), mma(128, 64), mma(64, 128)]
+case("metadata of 64 rows", nothing, scratch=[kept(64, 16)], **NEW)
+case("metadata of 24 bytes", nothing, scratch=[kept(128, 24)], **NEW)
+case("metadata of another type", nothing, scratch=[kept(128, 16, dtype=I8)], **NEW)
+case("metadata loaded as a matrix", lambda m: plgpu.async_load_tmem(m), scratch=[kept(128, 16)], **NEW)
+case("factors for metadata", sparse(), scratch=[*HALVES, scales(128, 16)], **NEW)
+case(
+    "metadata from the middle of a tile",
+    sparse(of=lambda k: k.at[:, ds(8, 16)]),
+    scratch=[*HALVES, kept(128, 32)],
+    **NEW,
+)
+case("metadata for more of K", sparse(), scratch=[*HALVES, kept(128, 32)], **NEW)
+case(
+    "metadata and factors",
+    lambda m, s, u, k, f, g: plgpu.tcgen05_mma(m, s, transposed(u), a_sparse_metadata=k, a_scale=f, b_scale=g),
+    scratch=[tmem(64), mma(128, 128, dtype=E4), mma(64, 256, dtype=E4), kept(128, 32), *FACTORS],
+    **NEW,
+)
+case(
+    "a sparse A in tensor memory",
+    sparse(),
+    scratch=[tmem(64), plgpu.TMEM((128, 64), BF, packed=True), HALVES[2], kept(128, 16)],
+    **NEW,
+)
+case("a sparse A of 64 rows", sparse(), scratch=[plgpu.TMEM((64, 64), F), mma(64, 64), HALVES[2], kept(128, 16)], **NEW)
+case(
+    "a sparse A beside 32 bytes of B at once",
+    sparse(),
+    scratch=[*HALVES[:2], smem(64, 128, dtype=BF, tile=(8, 16), swizzle=32), kept(128, 16)],
+    **NEW,
+)
+case(
+    "a sparse A beside 24 columns",
+    sparse(b=lambda u: transposed(u.at[ds(0, 24)])),
+    scratch=[tmem(24), mma(128, 64), mma(32, 128), kept(128, 16)],
+    **NEW,
+)
+case(
+    "a sparse A beside 48 columns of a pair",
+    sparse(b=lambda u: transposed(u.at[ds(0, 24)]), collective_axis="p"),
+    scratch=[both(48), mma(128, 64), mma(32, 128), kept(128, 16, collective=True)],
+    **CLUSTER,
+)
+case(
+    "metadata on Hopper",
+    lambda s, k: plgpu.async_copy_sparse_metadata_to_tmem(s, k),
+    scratch=[smem(1, 1, 128, 16, dtype=jnp.uint8), kept(128, 16)],
+)
+case(
+    "swizzled metadata",
+    lambda s, k: plgpu.async_copy_sparse_metadata_to_tmem(s, k),
+    scratch=[smem(1, 1, 128, 16, dtype=jnp.uint8, tile=(128, 16)), kept(128, 16)],
+    **NEW,
+)
+
+
+# ---- copies of matrices to tensor memory --------------------------------------------------------------------------------------
+def copied(s: Any = lambda s: s, t: Any = lambda t: t) -> Callable[..., None]:
+    return lambda u, m: plgpu.async_copy_smem_to_tmem(s(u), t(m))
+
+
+case("a matrix to tensor memory, on Hopper", copied(), scratch=[mma(128, 64, dtype=F), tmem(64)])
+case("a copy of 64 rows", copied(), scratch=[mma(64, 64, dtype=F), plgpu.TMEM((64, 64), F)], **NEW)
+case(
+    "a copy of 16 bytes of a row", copied(lambda s: s.at[:, ds(0, 4)]), scratch=[mma(128, 32, dtype=F), tmem(4)], **NEW
+)
+case("a copy without a swizzle", copied(), scratch=[smem(128, 32), tmem(32)], **NEW)
+case("a transposed copy", copied(transposed), scratch=[mma(128, 128, dtype=F), tmem(128)], **NEW)
+case("a copy to metadata", copied(), scratch=[mma(128, 128, dtype=jnp.uint8), kept(128, 128)], **NEW)
 
 # ---- loads that reduce --------------------------------------------------------------------------------------------------------
 case("a load that reduces, on sm_100a", lambda m: plgpu.async_load_tmem(m, reduce="max"), scratch=[tmem(64)], **NEW)

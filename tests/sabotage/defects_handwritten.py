@@ -124,6 +124,20 @@ _("nobody gives the row back", "J", delete("barrier_arrive read"), DEADLOCK, DON
 fine("exchange", "slots are given back a little later", "C6", move("barrier_arrive empty", after="wait_smem_to_gmem"))
 fine("exchange", "two commit_smem", "B3: a fence more", double("commit_smem"))
 
+# ---- sent: asynchronous stores into the other block's shared memory --------------------------------------------------
+_ = of("sent")
+SEND = "async_store_smem tile"
+_("what comes is not waited for", "C15", delete(FULL), UNREAD, SEND, TAKE)
+_("a slot is filled unasked", "C6", delete(f"when({EMPTY})"), OVERRUN, SEND, TAKE)
+_("no commit_smem before TMA reads", "B4", delete("commit_smem"), RACE, SEND, TAKE)
+_("commit_smem before the wait", "B4", move("commit_smem", before=FULL), RACE, SEND, TAKE)
+_("a slot is released while its store reads it", "D7", move("barrier_arrive empty", before="wait_smem_to_gmem"), RACE, SEND, TAKE)
+_("the own block's word for a slot of the other", "C8", barrier("empty", collective_axes=()), (*RACE, *OVERRUN), SEND, TAKE)
+_("the other slot is filled", "C15", slot(SEND, "tile"), UNREAD, SEND, TAKE)
+_("the other slot's barrier counts", "C15", slot(SEND, "full"), (*MISUSE, *DEADLOCK, *UNREAD), SEND, TAKE, FULL, EMPTY)
+_("one arrival too few", "C8", barrier("full", num_arrivals=2), DEADLOCK, FULL, EMPTY)
+_("nobody gives a slot back", "J", delete("barrier_arrive empty"), DEADLOCK, FULL, EMPTY)
+
 # ---- persistent: the ring goes on from tile to tile -----------------------------------------------------------------
 _ = of("persistent")
 LAST_RELEASE, STORE, SWAP = "barrier_arrive empty#1", "copy_smem_to_gmem o_tile", "swap o_tile"

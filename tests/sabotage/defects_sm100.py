@@ -78,6 +78,21 @@ _("the producers do not wait", "F13", delete(f"when({EMPTY}#0)"), (*OVERRUN, *DE
 _("the first step accumulates", "F15", guard(MMA, -1), ("UninitializedRead",), MMA)
 _("the result is not waited for", "F4", delete(READY), UNREAD, LOAD, MMA)
 
+# ---- sm100_sparse: metadata of a sparse A, and a matrix that is copied into the accumulator -------------------------------
+_ = of("sm100_sparse")
+METADATA, START = "async_copy_sparse_metadata_to_tmem", "async_copy_smem_to_tmem"
+_("metadata are not copied", "F8", delete(METADATA), UNREAD, MMA)
+_("metadata are copied behind the product", "F8", move(MMA, before=METADATA), UNREAD, MMA, METADATA)
+_("metadata are overwritten in use", "F2", delete(f"when({EMPTY}#1)"), (*RACE, *MISUSE), METADATA, MMA)
+_("no fence before metadata are overwritten", "F2", barrier("empty", orders_tensor_core=False), RACE, METADATA, MMA)
+_("metadata go to the other slot", "F8", slot(METADATA, "metadata"), (*RACE, *UNREAD), METADATA, MMA)
+_("metadata are not waited for", "C15", delete(FULL), UNREAD, METADATA, MMA)
+_("the producer does not wait", "C6", delete(f"when({EMPTY}#0)"), OVERRUN, A, B, "copy_gmem_to_smem m_tile", METADATA, MMA)
+_("the matrix is not copied", "F15", delete(START), UNREAD, MMA)
+_("the matrix is copied into the accumulator in use", "F2", move(START, after=f"for({MMA})"), (*RACE, *UNREAD), START, MMA)
+_("the matrix is not waited for", "C15", delete("barrier_wait c_full"), (*UNREAD, *LEAK), START)
+_("the result is not waited for", "F4", delete("barrier_wait done"), UNREAD, LOAD, MMA, START)
+
 # ---- sm100_attention: scores, probabilities and output in tensor memory -------------------------------------------------
 _ = of("sm100_attention")
 SCORES, PV = "tcgen05_mma scores*", "tcgen05_mma out*"

@@ -123,3 +123,94 @@ def sm100_scratch() -> Any:
         **block_of(1, "sm_100a"),
     )
     return kernel, "sm_100a", (x,), (x,), {}
+
+
+@maker
+def sm100_sparse(k_steps: int = 5) -> Any:
+    """A 2:4 sparse A: its metadata go through a ring of shared memory and of tensor memory.  The accumulator starts from a matrix
+    that is copied into it."""
+
+    def body(a: Any, b: Any, meta: Any, c: Any, o: Any, a_tile: Any, b_tile: Any, m_tile: Any, *rest: Any) -> None:
+        c_tile, acc, metadata, full, empty, c_full, done = rest
+        wg = lax.axis_index("wg")
+
+        def load() -> None:
+            plgpu.copy_gmem_to_smem(c, c_tile, c_full)
+
+            def step(i: Any, _: None) -> None:
+                slot = lax.rem(i, 2)
+
+                @plgpu.when(i >= 2)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[slot])
+
+                plgpu.copy_gmem_to_smem(a.at[:, plgpu.ds(i * 64, 64)], a_tile.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(b.at[plgpu.ds(i * 128, 128)], b_tile.at[slot], full.at[slot])
+                plgpu.copy_gmem_to_smem(meta.at[:, plgpu.ds(i, 1)], m_tile.at[slot], full.at[slot])
+
+            lax.fori_loop(0, k_steps, step, None)
+
+        def multiply() -> None:
+            plgpu.barrier_wait(c_full)
+            plgpu.async_copy_smem_to_tmem(c_tile, acc)
+
+            def step(i: Any, _: None) -> None:
+                slot = lax.rem(i, 2)
+
+                @plgpu.when(i >= 2)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[slot])
+
+                plgpu.barrier_wait(full.at[slot])
+                plgpu.async_copy_sparse_metadata_to_tmem(m_tile.at[slot], metadata.at[slot])
+                plgpu.tcgen05_mma(
+                    acc, a_tile.at[slot], b_tile.at[slot], empty.at[slot], a_sparse_metadata=metadata.at[slot]
+                )
+
+            lax.fori_loop(0, k_steps, step, None)
+            plgpu.tcgen05_commit_arrive(done)
+
+        @plgpu.when(wg == 0)
+        def _() -> None:
+            @plgpu.warp_map
+            def _(warp: Any) -> None:
+                plgpu.when(warp == 0)(load)
+                plgpu.when(warp == 1)(multiply)
+
+        @plgpu.when(wg == 1)
+        def _() -> None:
+            plgpu.barrier_wait(done)
+            o[...] = plgpu.async_load_tmem(acc)
+            plgpu.wait_load_tmem()
+
+    k = 128 * k_steps
+    rng = np.random.default_rng(7)
+    a, b, c = random(1, 128, k // 2), random(2, k, 64), random(3, 128, 64, dtype=np.float32)
+    at = np.sort(rng.permuted(np.tile(np.arange(4), (128, k // 4, 1)), axis=-1)[..., :2], axis=-1)
+    dense = np.zeros((128, k // 4, 4))
+    np.put_along_axis(dense, at, f32(a).reshape(128, k // 4, 2).astype(np.float64), axis=-1)
+    meta = np.asarray(plgpu.format_tcgen05_sparse_metadata(at, BF16))
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct((128, 64), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(rows=128)),
+            plgpu.SMEM((2, 128, 64), BF16, transforms=tiled(rows=128)),
+            plgpu.SMEM((2, 1, 1, 128, 16), jnp.uint8),
+            plgpu.SMEM(
+                (128, 64), jnp.float32, transforms=(plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+            ),
+            plgpu.TMEM((128, 64), jnp.float32),
+            plgpu.TMEM((2, 128, 16), jnp.uint8, layout=plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT),
+            plgpu.Barrier(num_barriers=2, num_arrivals=3),
+            plgpu.Barrier(num_barriers=2, orders_tensor_core=True),
+            plgpu.Barrier(),
+            plgpu.Barrier(orders_tensor_core=True),
+        ],
+        name="sm100_sparse",
+        **block_of(2, "sm_100a"),
+    )
+    places = ("c_tile", "acc", "metadata", "full", "empty", "c_full", "done")
+    names = {f"rest[{i}]": name for i, name in enumerate(places)}
+    want = dense.reshape(128, k) @ f32(b).astype(np.float64) + c
+    return kernel, "sm_100a", (a, b, meta, c), (want.astype(np.float32),), names

@@ -80,3 +80,53 @@ def exchange(steps: int = 5) -> Any:
         **block_of(3),
     )
     return kernel, "sm_90a", (x,), (x[::-1], 2 * x[::-1, :, 0]), {}
+
+
+@maker
+def sent(steps: int = 5) -> Any:
+    """A ring in each of two blocks, into which the other block's producer stores asynchronously; TMA takes the tiles."""
+
+    def body(x: Any, y: Any, tile: Any, full: Any, empty: Any) -> None:
+        wg, me = lax.axis_index("wg"), lax.axis_index("pair")
+
+        @plgpu.when(wg == 1)
+        def _() -> None:
+            def fill(i: Any, _: None) -> None:
+                slot = lax.rem(i, 2)
+                value = plgpu.load(x.at[me, i], layout=plgpu.Layout.WGMMA)
+
+                @plgpu.when(i >= 2)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[slot])
+
+                plgpu.async_store_smem(value, tile.at[slot], full.at[slot], cluster_idx=1 - me, cluster_dim="pair")
+
+            lax.fori_loop(0, steps, fill, None)
+
+        @plgpu.when(wg == 0)
+        def _() -> None:
+            def drain(i: Any, _: None) -> None:
+                slot = lax.rem(i, 2)
+                plgpu.barrier_wait(full.at[slot])
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(tile.at[slot], y.at[me, i])
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                plgpu.barrier_arrive(empty.at[slot])
+
+            lax.fori_loop(0, steps, drain, None)
+
+    x = random(3, 2, steps, 64, 128, dtype=np.float32)
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((2, 64, 128), jnp.float32),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.ClusterBarrier(collective_axes="pair", num_barriers=2),
+        ],
+        cluster=(2,),
+        cluster_names=("pair",),
+        name="sent",
+        **block_of(2),
+    )
+    return kernel, "sm_90a", (x,), (x[::-1],), {}

@@ -30,3 +30,10 @@ DI unsigned char* shared_of_block(unsigned char* p, u32 cta_rank) {
   asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(p), "r"(cta_rank));
   return remote;
 }
+
+// Shared address, in the cluster's window, of what `address` is in block `cta_rank`.
+DI u32 cluster_address(u32 address, u32 cta_rank) {
+  u32 remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta_rank));
+  return remote;
+}

@@ -42,6 +42,33 @@ DI void mbarrier_arrive_cluster_release(u32 bar, u32 cta_rank, u32 count) {
       : "memory");
 }
 
+// `bar` is in another block (an address of the cluster): bytes it has to wait for, and arrivals.
+DI void mbarrier_expect_cluster(u32 bar, u32 bytes, u32 count) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [%0], %2;" ::"r"(bar),
+      "r"(bytes), "r"(count)
+      : "memory");
+}
+
+// Stores to another block's shared memory, whose bytes the barrier `bar` there counts as they land.
+DI void store_async_1(u32 to, u32 bar, u32 a) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(a), "r"(bar)
+               : "memory");
+}
+
+DI void store_async_2(u32 to, u32 bar, u32 a, u32 b) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to), "r"(a),
+               "r"(b), "r"(bar)
+               : "memory");
+}
+
+DI void store_async_4(u32 to, u32 bar, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d), "r"(bar)
+               : "memory");
+}
+
 // Has the phase of this parity ended? Does not wait.
 DI bool mbarrier_test(u32 bar, u32 parity) {
   u32 done;

@@ -80,14 +80,42 @@ MOSAIC_TCGEN05_SCALED(tcgen05_mma_nvf4_ss, "mxf4nvf4.block_scale.block16")
 #undef MOSAIC_TCGEN05_SCALED
 #undef MOSAIC_TCGEN05_SCALED_GROUP
 
-// Copies 32 rows of 16 bytes to 4 columns of each quarter of the lanes.
-template <int GROUP = 1>
-DI void tcgen05_copy_scales(u32 to, u64 from) {
-  if constexpr (GROUP == 1)
-    asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
-  else
-    asm volatile("tcgen05.cp.cta_group::2.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
-}
+// tcgen05_mma_sparse_<kind>_ss(d, a, b, idesc, accumulate, metadata): the same of a 2:4 sparse A, whose metadata are in tensor
+// memory: the address of an even column, of which `idesc` has the selector.
+#define MOSAIC_TCGEN05_SPARSE_GROUP(group, kind)                                                               \
+  asm volatile("{\n.reg .pred accumulate;\nsetp.ne.u32 accumulate, %4, 0;\n"                                   \
+               "tcgen05.mma.sp.cta_group::" group ".kind::" kind " [%0], %1, %2, [%5], %3, accumulate;\n}" ::"r"(d), \
+               "l"(a), "l"(b), "r"(idesc), "r"(accumulate), "r"(metadata)                                      \
+               : "memory")
+#define MOSAIC_TCGEN05_SPARSE(name, kind)                                                                      \
+  template <int GROUP = 1>                                                                                     \
+  DI void name(u32 d, u64 a, u64 b, u32 idesc, u32 accumulate, u32 metadata) {                                 \
+    if constexpr (GROUP == 1)                                                                                  \
+      MOSAIC_TCGEN05_SPARSE_GROUP("1", kind);                                                                  \
+    else                                                                                                       \
+      MOSAIC_TCGEN05_SPARSE_GROUP("2", kind);                                                                  \
+  }
+MOSAIC_TCGEN05_SPARSE(tcgen05_mma_sparse_f16_ss, "f16")
+MOSAIC_TCGEN05_SPARSE(tcgen05_mma_sparse_tf32_ss, "tf32")
+MOSAIC_TCGEN05_SPARSE(tcgen05_mma_sparse_f8_ss, "f8f6f4")
+MOSAIC_TCGEN05_SPARSE(tcgen05_mma_sparse_i8_ss, "i8")
+#undef MOSAIC_TCGEN05_SPARSE
+#undef MOSAIC_TCGEN05_SPARSE_GROUP
+
+// tcgen05_copy_<form>(to, from): rows of shared memory, by a matrix descriptor, to lanes: 32 rows of 16 bytes to each quarter of
+// the lanes, or 128 rows of 16 or 32 bytes.
+#define MOSAIC_TCGEN05_COPY(name, form)                                                                        \
+  template <int GROUP = 1>                                                                                     \
+  DI void name(u32 to, u64 from) {                                                                             \
+    if constexpr (GROUP == 1)                                                                                  \
+      asm volatile("tcgen05.cp.cta_group::1." form " [%0], %1;" ::"r"(to), "l"(from) : "memory");              \
+    else                                                                                                       \
+      asm volatile("tcgen05.cp.cta_group::2." form " [%0], %1;" ::"r"(to), "l"(from) : "memory");              \
+  }
+MOSAIC_TCGEN05_COPY(tcgen05_copy_32x128b_warpx4, "32x128b.warpx4")
+MOSAIC_TCGEN05_COPY(tcgen05_copy_128x128b, "128x128b")
+MOSAIC_TCGEN05_COPY(tcgen05_copy_128x256b, "128x256b")
+#undef MOSAIC_TCGEN05_COPY
 
 // The barrier gets one arrival when everything this thread has issued so far is done. Includes the fence before it.
 template <int GROUP = 1>
