@@ -6,7 +6,10 @@ import contextlib
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from ..errors import UnsupportedPrimitive
+from ..ops.elementwise import FLOAT8, numpy_dtype
 from ..program import Literal
 
 C_TYPES = {
@@ -23,6 +26,8 @@ C_TYPES = {
     "int8": "signed char",
     "uint8": "u8",
     "bool": "bool",
+    "float8_e4m3fn": "u8",  # their bits
+    "float8_e5m2": "u8",
 }
 STORED = {"bfloat16": "u16", "float16": "u16"}
 
@@ -43,6 +48,8 @@ def literal(x: Literal) -> str:
     v = x.value
     if x.dtype == "bool":
         return "true" if v else "false"
+    if x.dtype in FLOAT8:
+        return f"(u8){int(np.asarray(v).astype(numpy_dtype(x.dtype)).view(np.uint8))}"
     if isinstance(v, float):
         if math.isnan(v):
             return "__int_as_float(0x7fc00000)"

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UnsupportedPrimitive
 from ..program import Equation
-from .elementwise import C_INTEGERS, FLOATS, INTEGERS, in_type, numpy_dtype, widened
+from .elementwise import C_INTEGERS, FLOAT8, FLOATS, INTEGERS, in_type, numpy_dtype, widened
 from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 NARROW = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
@@ -111,6 +111,8 @@ def _converted(e: Equation, x: Any) -> Any:
     """A float outside an integer type's range becomes its nearest end, NaN zero, as `cvt.rzi` has it (PTX ISA, cvt)."""
     source, to = e.operands[0].dtype, e.results[0].dtype
     dtype = numpy_dtype(to)
+    if FLOAT8.keys() & {source, to}:
+        x, source = x.astype(np.float32), "float32"
     if source not in FLOATS or to not in INTEGERS:
         return x.astype(dtype)
     ends, wide = np.iinfo(dtype), np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
@@ -122,6 +124,19 @@ def _converted(e: Equation, x: Any) -> Any:
 
 def _conversion(e: Equation) -> str:
     to, source = e.results[0].dtype, e.operands[0].dtype
+    if FLOAT8.keys() & {source, to} and "float64" in (source, to):
+        raise UnsupportedPrimitive(
+            f"conversion of {source} to {to}: float8 is converted to and from float32; go through astype(jnp.float32)",
+            e.line,
+        )
+    if source in FLOAT8:
+        return _conversion_of("float32", to).replace("{0}", f"from_{FLOAT8[source]}({{0}})")
+    return _conversion_of(source, to)
+
+
+def _conversion_of(source: str, to: str) -> str:
+    if to in FLOAT8:  # a 32-bit integer that float32 rounds is too large for both
+        return f"to_{FLOAT8[to]}((float)({{0}}))"
     if to == "bool":
         return "({0} != 0)"
     if source in FLOATS and to in FLOATS:
@@ -142,7 +157,7 @@ def _c_type(dtype: str) -> str:
     return c_type(dtype)
 
 
-_define("convert_element_type", _conversion, _converted).dtypes = (*FLOATS, *INTEGERS, "bool")
+_define("convert_element_type", _conversion, _converted).dtypes = (*FLOATS, *FLOAT8, *INTEGERS, "bool")
 
 
 def _bits(dtype: str) -> int:
@@ -174,5 +189,6 @@ _define(
     lambda e, x: np.ascontiguousarray(x).view(numpy_dtype(e.results[0].dtype)).reshape(x.shape),
 ).dtypes = (
     *FLOATS,
+    *FLOAT8,
     *INTEGERS,
 )

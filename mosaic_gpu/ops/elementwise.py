@@ -23,6 +23,7 @@ from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}  # moved, chosen and converted, not computed with
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 HIGHEST = "highest"  # parameter `accuracy`; else (atol, rtol, ulps), or None
 C_INTEGERS = {8: ("signed char", "u8"), 16: ("short", "u16"), 32: ("int", "u32"), 64: ("long long", "u64")}
@@ -59,6 +60,8 @@ class Row:
     def expression(self, dtype: str, approx: bool) -> str | None:
         if dtype == "bool":
             return self.bool_
+        if dtype in FLOAT8:
+            return self.float_ if self.name == "select_n" else None
         if dtype == "float64":
             return None if self.float_ is None else _in_double(self.float_)
         if dtype in FLOATS:
@@ -67,7 +70,7 @@ class Row:
 
     def dtypes(self) -> tuple[str, ...]:
         """The operand types that the row has an expression for."""
-        return tuple(d for d in (*FLOATS, *INTEGERS, "bool") if self.expression(d, False) is not None)
+        return tuple(d for d in (*FLOATS, *FLOAT8, *INTEGERS, "bool") if self.expression(d, False) is not None)
 
 
 def in_type(expression: str, dtype: str) -> str:

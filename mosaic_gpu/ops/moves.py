@@ -12,10 +12,10 @@ from ..layouts.registers import RegisterLayout
 from ..layouts.shared import array_bytes, itemsize, row_major
 from ..layouts.spread import register_table
 from ..program import Equation, Value
-from .elementwise import FLOATS, INTEGERS
+from .elementwise import FLOAT8, FLOATS, INTEGERS
 from .registry import BOTH, WARP, WARPGROUP, Op
 
-ALL = (*FLOATS, *INTEGERS, "bool")
+ALL = (*FLOATS, *FLOAT8, *INTEGERS, "bool")
 
 
 @dataclasses.dataclass(frozen=True)

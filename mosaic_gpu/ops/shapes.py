@@ -9,8 +9,8 @@ import numpy as np
 from .. import arguments
 from ..layouts.registers import LayoutName, checked_layout
 from ..program import Equation, Value
-from .elementwise import numpy_dtype
-from .moves import ALL, Map, Reshape, define_move
+from .elementwise import FLOATS, INTEGERS, numpy_dtype
+from .moves import Map, Reshape, define_move
 from .registry import op
 
 broadcast_in_dim = op("broadcast_in_dim")
@@ -113,8 +113,8 @@ def _rev_map(e: Equation) -> Map:
 
 define_move(rev, _rev_map, lambda e, x: np.flip(x, e.param("dimensions")))
 
-iota = op("iota", dtypes=ALL[:-1])
-broadcasted_iota_p = op("broadcasted_iota", dtypes=ALL[:-1])
+iota = op("iota", dtypes=(*FLOATS, *INTEGERS))
+broadcasted_iota_p = op("broadcasted_iota", dtypes=(*FLOATS, *INTEGERS))
 
 
 @broadcasted_iota_p.abstract

@@ -12,11 +12,11 @@ from ..layouts.registers import RegisterLayout
 from ..layouts.shared import ITEM_BITS
 from ..ops import registry
 from ..ops.debug import print_layouts
-from ..ops.elementwise import FLOATS, INTEGERS
+from ..ops.elementwise import FLOAT8, FLOATS, INTEGERS
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
-from ..program import Equation, Program, Value, refs_of, walk
+from ..program import Equation, Program, Value, View, refs_of, walk
 from . import in_flight, roles
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .peers import accesses, check_peer, filled_by_peers, met_by_peers, reaches_peers
@@ -33,6 +33,20 @@ from .resources import (
     scratch_of,
 )
 from .roles import Split
+
+# Operations that hand values of any type on, and products, whose own rule says where float8 is multiplied.
+ON_ANY_VALUE = {
+    "get",
+    "swap",
+    "load",
+    "for",
+    "while",
+    "cond",
+    "run_scoped",
+    "layout_cast",
+    "print_layout",
+    "dot_general",
+}
 
 
 class PlanContext:
@@ -249,6 +263,14 @@ def refuse_types(e: Equation) -> None:
                 "imaginary, or bytes) as arrays of their own",
                 e.line,
             )
+    small = next((o.dtype for o in (*e.results, *e.operands) if not isinstance(o, View) and o.dtype in FLOAT8), None)
+    known_op = registry.OPS.get(e.op)
+    if small is not None and e.op not in ON_ANY_VALUE and known_op is not None and small not in known_op.dtypes:
+        raise UnsupportedPrimitive(
+            f"{e.op} of {small}: these are moved, chosen from and converted, not computed with; convert to float32 first "
+            "(x.astype(jnp.float32)) and back",
+            e.line,
+        )
     if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
         raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 

@@ -101,6 +101,7 @@ CALLS: dict[str, list[str]] = {
         "u[3] = unpack_e4m3x2(h[0])",
         "h[1] = pack_e5m2x2(f[0], f[1])",
         "u[4] = unpack_e5m2x2(h[1])",
+        "f[0] = from_e4m3(to_e4m3(f[1])) + from_e5m2(to_e5m2(f[2]))",
         "f[0] = exp2_approx(f[0]) + exp2_fma(f[2])",
         "f[1] = log2_approx(f[0])",
         "f[2] = tanh_approx(f[3])",

@@ -212,7 +212,7 @@ case(
 )
 
 
-case("values of a type", lambda a, b: b.__setitem__(0, (a[0].astype(jnp.float8_e4m3fn)).astype(F)), x(8), out=o(8))
+case("values of a type", lambda a, b: b.__setitem__(0, (a[0].astype(jnp.float8_e8m0fnu)).astype(F)), x(8), out=o(8))
 
 # ---- Refs ---------------------------------------------------------------------------------------------------------------------
 case("a barrier that is read", lambda s: s[...], scratch=[BAR])
@@ -506,3 +506,14 @@ case("a key that a loop carries", _carried_key, x(4), out=o(4))
 # ---- accuracy ----------------------------------------------------------------------------------------------------------------
 EXACT = lax.Tolerance(atol=1e-12, rtol=0.0, ulps=0)
 case("an exponential without error", lambda a, c: c.__setitem__(..., lax.exp(a[...], accuracy=EXACT)), x(4), out=o(4))
+
+
+# ---- float8 ----------------------------------------------------------------------------------------------------------------
+FLOAT8 = jnp.float8_e5m2
+case("a sum of float8", lambda a, c: c.__setitem__(..., a[...] + a[...]), x(8, dtype=FLOAT8), out=o(8, dtype=FLOAT8))
+case(
+    "float64 to float8",
+    lambda a, c: c.__setitem__(..., a[...].astype(FLOAT8)),
+    x(8, dtype=np.float64),
+    out=o(8, dtype=FLOAT8),
+)

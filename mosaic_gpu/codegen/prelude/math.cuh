@@ -86,6 +86,20 @@ DI u32 unpack_e5m2x2(u16 pair) {
   return halves;
 }
 
+// One 8-bit float. Values too large are none: NaN, and infinity where the type has it, as in JAX.
+DI u8 to_e4m3(float x) {
+  if (fabsf(x) <= 464.f) return (u8)pack_e4m3x2(x, 0.f);  // half way to 480 goes to the even neighbour, 448
+  return (u8)(0x7f | (__float_as_uint(x) >> 24 & 0x80));
+}
+
+DI u8 to_e5m2(float x) {
+  if (fabsf(x) < 61440.f) return (u8)pack_e5m2x2(x, 0.f);
+  return (u8)((x == x ? 0x7c : 0x7e) | (__float_as_uint(x) >> 24 & 0x80));
+}
+
+DI float from_e4m3(u8 x) { return unpack_f16_low(unpack_e4m3x2(x)); }
+DI float from_e5m2(u8 x) { return unpack_f16_low(unpack_e5m2x2(x)); }
+
 // ---- transcendentals
 
 DI float exp2_approx(float x) {
