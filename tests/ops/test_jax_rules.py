@@ -139,13 +139,7 @@ RUNS = {
     "wgmma_accumulator_store_p": ACCUMULATED,
     "wgmma_ref": (multiplied, dict(scratch_types=[plgpu.SMEM((64, 64), BF, transforms=TILED)]), None),
 }
-NOT_THERE = {
-    "async_copy_smem_to_tmem",
-    "async_copy_sparse_metadata_to_tmem",
-    "async_store_smem",
-    "multimem_load_reduce",
-    "multimem_store",
-}
+NOT_THERE = {"multimem_load_reduce", "multimem_store"}
 
 
 def test_the_count():
