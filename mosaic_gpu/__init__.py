@@ -12,7 +12,7 @@ The names, by topic (each is documented where it is defined):
 - copies to another block: async_store_smem
 - the cache: async_prefetch
 - barriers: barrier_arrive, barrier_wait, barrier_arrive_and_wait, barrier_test, delay, named_barrier_arrive, named_barrier_sync
-- semaphores: SemaphoreType, get_global, semaphore_signal, semaphore_wait, semaphore_read
+- semaphores: SemaphoreType, get_global, semaphore_signal, semaphore_wait, semaphore_read, semaphore_fetch_add
 - several semaphores: SemaphoreSignal, semaphore_signal_parallel, semaphore_signal_multicast
 - tensor cores: wgmma, wgmma_wait, mma, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_smem_to_tmem, TMEMLayout
@@ -105,6 +105,7 @@ _WHERE = {
     "ops.semaphores": (
         "SemaphoreSignal",
         "semaphore_read",
+        "semaphore_fetch_add",
         "semaphore_signal",
         "semaphore_signal_multicast",
         "semaphore_signal_parallel",
@@ -250,6 +251,7 @@ if TYPE_CHECKING:
     from .ops.registers import layout_cast as layout_cast
     from .ops.registers import set_max_registers as set_max_registers
     from .ops.semaphores import SemaphoreSignal as SemaphoreSignal
+    from .ops.semaphores import semaphore_fetch_add as semaphore_fetch_add
     from .ops.semaphores import semaphore_read as semaphore_read
     from .ops.semaphores import semaphore_signal as semaphore_signal
     from .ops.semaphores import semaphore_signal_multicast as semaphore_signal_multicast

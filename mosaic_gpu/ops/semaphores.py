@@ -22,6 +22,7 @@ SCOPES = (WARPGROUP, WARP)
 signal_p = op("semaphore_signal", issues_only=True)
 wait_p = op("semaphore_wait", issues_only=True)
 read_p = op("semaphore_read", issues_only=True)
+fetch_add_p = op("semaphore_fetch_add", issues_only=True)
 MEMORY_SCOPES = ("sys", "gpu")
 
 
@@ -101,6 +102,17 @@ def semaphore_read(semaphore: Any) -> Any:
     return bind(read_p, single(semaphore))[0]
 
 
+def semaphore_fetch_add(semaphore: Any, inc: Any = 1) -> Any:
+    """Add `inc` (an int32 scalar) to a semaphore and return what it was before, an int32 scalar, the same in all threads.
+
+    Each call gets another value, so a counter that starts at zero hands out numbers: which tile a block works on next, say.  It
+    orders nothing (PTX ISA 9.7.13.5, atom.relaxed.gpu): for that there are `semaphore_signal` and `semaphore_wait`.
+    """
+    from ..frontend.primitives import bind
+
+    return bind(fetch_add_p, single(semaphore), inc)[0]
+
+
 def _memory_scope(where: str, given: Any) -> None:
     if given not in MEMORY_SCOPES:
         arguments.refuse(where, "memory_scope", given, '"sys" or "gpu"')
@@ -133,6 +145,12 @@ def _(semaphore: Any) -> Any:
     return (((), "int32"),)
 
 
+@fetch_add_p.abstract
+def _(semaphore: Any, inc: Any) -> Any:
+    _checked("semaphore_fetch_add", semaphore, "inc", inc)
+    return (((), "int32"),)
+
+
 def _uses(ctx: Any, e: Equation) -> tuple[SemaphoreUse, ...]:
     views = [o for o in e.operands if isinstance(o, View)]
     if elsewhere := e.param("elsewhere"):
@@ -147,13 +165,16 @@ def _uses(ctx: Any, e: Equation) -> tuple[SemaphoreUse, ...]:
     return tuple(SemaphoreUse(ctx.pointer(v.ref, e.line), v.ref.id, tuple(d.start for d in v.dims)) for v in views)
 
 
-for _o in (signal_p, wait_p, read_p):
+for _o in (signal_p, wait_p, read_p, fetch_add_p):
     _o.plan()(_uses)
 
 
-@read_p.scratch
-def _(layouts: Any, e: Equation) -> int:
-    return 4  # through which one thread tells the others
+def _told(layouts: Any, e: Equation) -> int:
+    return 4  # bytes through which one thread tells the others
+
+
+for _o in (read_p, fetch_add_p):
+    _o.scratch(_told)
 
 
 def _place(out: Any, use: SemaphoreUse) -> str:
@@ -189,16 +210,26 @@ def _(out: Any, step: Any) -> None:
 
 @read_p.emit(BOTH, SCOPES)
 def _(out: Any, step: Any) -> None:
-    result, (use,) = step.equation.results[0], step.data
-    read = f"semaphore_read({_place(out, use)})"
+    _tell(out, step, f"semaphore_read({_place(out, step.data[0])})")
+
+
+@fetch_add_p.emit(BOTH, SCOPES)
+def _(out: Any, step: Any) -> None:
+    count = _count(out, step.equation.operands[1])
+    _tell(out, step, f"semaphore_fetch_add({_place(out, step.data[0])}, {count})")
+
+
+def _tell(out: Any, step: Any, call: str) -> None:
+    """The result is what one thread gets of `call`."""
+    result = step.equation.results[0]
     if out.single_thread:
-        out.define_scalar(result, read)
+        out.define_scalar(result, call)
     elif out.scope is WARP:
-        out.define_scalar(result, f"uniform({read})")
+        out.define_scalar(result, f"__shfl_sync(~0u, lane == 0 ? {call} : 0, 0)")
     else:
         told = f"*(volatile int*)(shared + {out.scratch})"
         with out.elected():
-            out.line(f"{told} = {read};")
+            out.line(f"{told} = {call};")
         out.role_sync()
         out.define_scalar(result, f"uniform({told})")
         out.role_sync()  # before the place is used again
@@ -224,3 +255,10 @@ def _(sim: Any, step: Any) -> Iterator[Any]:
     from ..simulator import semaphores
 
     yield from semaphores.read(sim, step.data[0])
+
+
+@fetch_add_p.simulate
+def _(sim: Any, step: Any) -> Iterator[Any]:
+    from ..simulator import semaphores
+
+    yield from semaphores.fetch_add(sim, step.data[0], int(sim.read(step.equation.operands[1])))

@@ -50,6 +50,12 @@ class Semaphore:
         self.signals.append(Signal(agent, clock, rows, self.total))
         self.total += inc
 
+    def add(self, inc: int) -> None:
+        """What hands nothing on: any wait may have been satisfied by it in a signal's place."""
+        for s in self.signals:
+            s.others += max(inc, 0)
+        self.total += max(inc, 0)
+
     def acquired(self, value: int, agent: int, known: Rows) -> Rows | None:
         """What a wait for `value` by an agent who knows `known` takes over."""
         needed = value + sum(n for who, clock, n in self.taken if who == agent or known[RUN, who] >= clock)
@@ -111,4 +117,15 @@ def read(sim: Thread, use: SemaphoreUse) -> Steps:
     counters, at, _ = _place(sim, use)
     assert sim.step is not None
     sim.write(sim.step.equation.results[0], np.int32(counters[at]))
+    yield RESTING
+
+
+def fetch_add(sim: Thread, use: SemaphoreUse, inc: int) -> Steps:
+    counters, at, _ = _place(sim, use)
+    assert sim.step is not None
+    sim.write(sim.step.equation.results[0], np.int32(counters[at]))
+    counters[at] += np.int32(inc)
+    sim.block.arrays[use.input].changes += 1
+    if sim.hazards is not None:
+        _semaphore(sim, use, at).add(inc)
     yield RESTING

@@ -67,6 +67,7 @@ CALLS: dict[str, list[str]] = {
         "semaphore_add((int*)out, i[0])",
         "semaphore_add_sys((int*)out, i[1])",
         "i[0] = semaphore_read((int*)out)",
+        "i[0] += semaphore_fetch_add((int*)out, 2)",
         "i[1] = semaphore_exchange((int*)out, i[0], 3)",
         "semaphore_wait((int*)out, i[2])",
         "semaphore_take((int*)out, 4)",

@@ -126,6 +126,7 @@ INSIDE = {
     "program_id": dict(axis=0),
     "run_scoped": dict(f=lambda s: None, collective_axes="wg", s=plgpu.SMEM((8,), F)),
     "semaphore_read": dict(semaphore=Operand("semaphore")),
+    "semaphore_fetch_add": dict(semaphore=Operand("semaphore"), inc=1),
     "semaphore_signal": dict(semaphore=Operand("semaphore"), inc=1, device_id=None, memory_scope="gpu"),
     "semaphore_wait": dict(semaphore=Operand("semaphore"), value=1, decrement=True, memory_scope="sys"),
     "set_max_registers": dict(n=40, action="decrease"),

@@ -12,6 +12,13 @@ DI void semaphore_add_sys(int* place, int x) {
   asm volatile("red.relaxed.sys.global.add.s32 [%0], %1;" ::"l"(place), "r"(x) : "memory");
 }
 
+// Adds, and returns what the counter was; orders nothing.
+DI int semaphore_fetch_add(int* place, int x) {
+  int was;
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(was) : "l"(place), "r"(x) : "memory");
+  return was;
+}
+
 DI int semaphore_read(int* place) {
   int x;
   asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(x) : "l"(place) : "memory");
