@@ -66,8 +66,7 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal, memory_scope: str = "sy
             arguments.refuse(
                 "semaphore_signal_parallel", f"signals[{i}]", s, "plgpu.SemaphoreSignal(ref, device_id=None)"
             )
-        if not isinstance(s.inc, (int, np.integer)) and not hasattr(s.inc, "aval"):
-            arguments.refuse(where, "inc", s.inc, "an int32 scalar")
+        _number(where, s.inc)
         operands += [single(s.ref), s.inc]
     if not operands:
         raise ValueError("semaphore_signal_parallel: no signals")
@@ -110,7 +109,13 @@ def semaphore_fetch_add(semaphore: Any, inc: Any = 1) -> Any:
     """
     from ..frontend.primitives import bind
 
+    _number("semaphore_fetch_add", inc)
     return bind(fetch_add_p, single(semaphore), inc)[0]
+
+
+def _number(where: str, inc: Any) -> None:
+    if not isinstance(inc, (int, np.integer)) and not hasattr(inc, "aval"):
+        arguments.refuse(where, "inc", inc, "an int32 scalar")
 
 
 def _memory_scope(where: str, given: Any) -> None:
