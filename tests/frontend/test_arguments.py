@@ -217,6 +217,7 @@ RIGHT = {
     ("async_prefetch", "predicate"): [None],
     ("delay", "nanos"): [-1],
     ("semaphore_signal", "inc"): [-1],
+    ("semaphore_fetch_add", "inc"): [-1],
     ("semaphore_signal", "device_id"): [None],
     ("semaphore_wait", "value"): [-1],
     ("TryClusterCancelResult", "num_buffers"): [None],
