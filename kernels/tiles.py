@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import UnsupportedCall
 
@@ -27,7 +29,8 @@ def columns_of(head_dim: int) -> int:
 
 def head_rows(x: Any, batch: Any, rows: Any, head: Any, columns: int) -> Any:
     """Rows of one head of x, (b, length, h, d): past their end columns read as zeros and are not written."""
-    return x.at[batch, rows, head, plgpu.ds(0, columns)]
+    start = 0 if columns == x.shape[-1] else jnp.int32(0)  # JAX takes a slice with a static start to lie inside
+    return x.at[batch, rows, head, plgpu.ds(start, columns)]
 
 
 def chunk(columns: int) -> int:
