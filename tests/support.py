@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,11 +12,18 @@ import numpy as np
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.masks import Causal
+from mosaic_gpu.program import Program
 
 
 def out(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     """The type of an output."""
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def program_of(kernel: Any, arrays: Sequence[Any]) -> Program:
+    """What a kernel is for arrays like these."""
+    program: Program = kernel.program(*(out(*x.shape, dtype=x.dtype) for x in arrays))
+    return program
 
 
 def randoms(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

@@ -17,6 +17,7 @@ from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import Race, UninitializedRead
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import SimulatorParams, simulate
+from tests.support import program_of
 
 E4, E5, E8, F4 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn
 KINDS = {  # types of A, B and factors, elements that share one
@@ -150,10 +151,6 @@ def scaled_kernel(arrays, n, steps, *, pair=False, slots=1, wait=True, copy_afte
         compiler_params=plgpu.CompilerParams(arch="sm_100a"),
         **(dict(cluster=(2,), cluster_names=("pair",)) if pair else {}),
     )
-
-
-def program_of(kernel, arrays):
-    return kernel.program(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,6 +20,7 @@ from mosaic_gpu.codegen.encodings import Instruction
 from mosaic_gpu.errors import IllegalInstruction, Race, UninitializedRead
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import SimulatorParams, simulate
+from tests.support import program_of
 
 E4, E5, BF = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
 TYPES = {  # A, B, accumulator, mnemonic of the machine code
@@ -128,10 +129,6 @@ def sparse_kernel(
         compiler_params=plgpu.CompilerParams(arch="sm_100a"),
         **(dict(cluster=(2,), cluster_names=("pair",)) if pair else {}),
     )
-
-
-def program_of(kernel, arrays):
-    return kernel.program(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays))
 
 
 def wide_k(kind):
