@@ -225,9 +225,9 @@ def _kernel(
             plgpu.barrier_wait(v_full.at[slot])
             plgpu.wgmma(acc, p, v_tile.at[slot, :, plgpu.ds(0, wide)])
 
-        def end_values(count: Any, top: Any = None) -> None:
+        def end_values(count: Any, top: Any = None, others: int = 0) -> None:
             """Wait for P V, and before that for the maximum `top`, so that the softmax runs under it; V is free."""
-            plgpu.wgmma_wait(0, after=top)
+            plgpu.wgmma_wait(others, after=top)
             plgpu.barrier_arrive(v_empty.at[plgpu.rem(count, stages)])
 
         def first_softmax(scores: Any, tile: Any, needed: Any) -> Any:
@@ -306,17 +306,17 @@ def _kernel(
                 next_tile, done = table[turn + 1, block, 2], before + needed
 
                 def go_on() -> Any:
-                    """The last P V of this tile under the first scores of the next."""
+                    """The last P V of this tile, under the wait for the next Q and its first scores."""
+                    start_values(acc, p, done - 1)
                     own_q = take_q()
                     next_needed = key_blocks(next_tile)
 
                     def scope(s_acc: Any) -> Any:
                         start_scores(s_acc, own_q, done)
-                        start_values(acc, p, done - 1)
                         pass_turn()
-                        end_scores(done, next_needed == 1, 1)
+                        end_values(done - 1, others=1)
+                        end_scores(done, next_needed == 1, 0)
                         new_p, new_top, new_sums = first_softmax(s_acc[...], next_tile, next_needed)
-                        end_values(done - 1)
                         return new_p.astype(dtype), new_top, new_sums
 
                     return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
