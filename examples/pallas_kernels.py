@@ -17,8 +17,10 @@ import mosaic_gpu as pl
 ROWS = pl.Layout.WGMMA  # a row of the block lies in one warp, so that it can be summed
 
 
-def matmul(a: jax.Array, b: jax.Array, *, block_n: int = 128, steps: int = 4, interpret: Any = False) -> jax.Array:
-    """a @ b for 16-bit (m, k) and (k, n): tiles of 64 x block_n, sums in float32, k streamed in steps of 64."""
+def matmul(
+    a: jax.Array, b: jax.Array, *, block_m: int = 64, block_n: int = 128, steps: int = 4, interpret: Any = False
+) -> jax.Array:
+    """a @ b for 16-bit (m, k) and (k, n): tiles of block_m x block_n, sums in float32, k streamed in steps of 64."""
     (m, k), n = a.shape, b.shape[1]
     depth = pl.cdiv(k, 64)
 
@@ -34,13 +36,13 @@ def matmul(a: jax.Array, b: jax.Array, *, block_n: int = 128, steps: int = 4, in
     return pl.pallas_call(
         body,
         jax.ShapeDtypeStruct((m, n), a.dtype),
-        grid=(pl.cdiv(m, 64), pl.cdiv(n, block_n), depth),
+        grid=(pl.cdiv(m, block_m), pl.cdiv(n, block_n), depth),
         in_specs=[
-            pl.BlockSpec((64, 64), lambda i, j, k: (i, k), transforms=swizzled, delay_release=1),
+            pl.BlockSpec((block_m, 64), lambda i, j, k: (i, k), transforms=swizzled, delay_release=1),
             pl.BlockSpec((64, block_n), lambda i, j, k: (k, j), transforms=swizzled, delay_release=1),
         ],
-        out_specs=pl.BlockSpec((64, block_n), lambda i, j, k: (i, j), transforms=swizzled),
-        scratch_shapes=[pl.ACC((64, block_n))],
+        out_specs=pl.BlockSpec((block_m, block_n), lambda i, j, k: (i, j), transforms=swizzled),
+        scratch_shapes=[pl.ACC((block_m, block_n))],
         compiler_params=pl.CompilerParams(max_concurrent_steps=steps),
         interpret=interpret,
     )(a, b)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import dispatch, simulator
+from benchmarks import dispatch, examples, simulator
 from mosaic_gpu.bench import attention, attention_backward, matmul, ours, protocols
 from mosaic_gpu.bench.model import Unsupported
 from mosaic_gpu.kernels.attention import attention as attention_kernel
@@ -188,3 +188,24 @@ def test_our_gradients_are_launched_on_the_right_buffers(forward, deterministic)
         made |= {ours.Made(n, i): x for i, x in enumerate(found)}
     for x, y in zip(results, f(*arguments), strict=True):
         np.testing.assert_array_equal(made[x], np.asarray(y))
+
+
+def test_rows_of_examples():
+    """Every example has a row; the sizes are what moves and what is multiplied."""
+    rows = examples.rows(1024)
+    assert {"softmax", "layer_norm", "rms_norm", "rotary", "gelu_gate", "top_k", "cross_entropy", "prefix_sum"} <= set(
+        rows
+    )
+    assert rows["softmax"].bytes == 2 * 64 * 512 * 4 and rows["cross_entropy"].bytes == 64 * 1000 * 4 + 2 * 64 * 4
+    assert rows["products matmul"].flops == 2 * 4**3
+
+
+def test_a_row_is_judged_before_it_is_timed():
+    x = np.arange(8, dtype=np.float32)
+    right = examples.Row({"ours": lambda x: x + 1, "xla": lambda x: 1 + x}, [x], 64, 0, 0.0)
+    found = examples.measure(right, rounds=2, seconds=1e-4)
+    assert found["errors"] == {"ours": 0, "xla": 0} and min(found["seconds"].values()) > 0
+    assert "GB/s" in examples.text("add", right, found)
+    wrong = examples.Row({"ours": lambda x: x + 2, "xla": lambda x: x + 1}, [x], 64, 0, 1e-3)
+    with pytest.raises(ValueError, match="ours"):
+        examples.measure(wrong)
