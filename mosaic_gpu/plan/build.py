@@ -46,6 +46,7 @@ ON_ANY_VALUE = {
     "layout_cast",
     "print_layout",
     "dot_general",
+    "wgmma",
 }
 
 
