@@ -1,10 +1,11 @@
-"""Every wgmma that our table allows, on a Hopper GPU: the kernels that the simulator has tried, against exact sums."""
+"""Every wgmma and mma.sync that our tables allow, on a Hopper GPU: kernels that the simulator has tried, against exact sums."""
 
 from __future__ import annotations
 
 import pytest
 
 from mosaic_gpu.runtime.device import default_arch
+from tests.kernels import test_mma_matrix as mma
 from tests.kernels import test_wgmma_matrix as wgmma
 
 pytestmark = pytest.mark.gpu
@@ -15,3 +16,8 @@ if default_arch() != "sm_90a":
 @pytest.mark.parametrize("case", wgmma.CASES, ids=str)
 def test_wgmma(case):
     wgmma.check(case)
+
+
+@pytest.mark.parametrize("case", mma.CASES, ids=str)
+def test_mma(case):
+    mma.check(case)

@@ -103,8 +103,10 @@ CASES = tuple(cases())
 
 
 # ---- the numbers ----------------------------------------------------------------------------------------------------
-def numbers(case: Case, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A (M, k), B (k, N) and what the rows of an accumulator start from (M, 1), in float64 or int64.
+def numbers(
+    a_type: str, b_type: str, acc: str, m: int, n: int, k: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A (m, k), B (k, n) and what the rows of an accumulator start from (m, 1), in float64 or int64.
 
     Floats are whole numbers times a power of two that is each row's (of A), and each column's (of B), own: so all terms of a
     sum have one unit, and no sum has more units than its accumulator counts.  Of float8 the tensor core adds with few bits
@@ -112,36 +114,40 @@ def numbers(case: Case, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at another place, and zeros.
     """
     rng = np.random.default_rng(seed)
-    kind, k = case.kind, case.k
-    if kind.acc == "int32":
-        low, high = {"int8": (-128, 128), "uint8": (0, 256)}, (-(2**31), 2**31)
-        a, b = (rng.integers(*low[t], s) for t, s in ((kind.a, (M, k)), (kind.b, (k, N))))
-        return a, b, rng.integers(*high, (M, 1))  # sums wrap
-    few = kind.acc == "float16" or itemsize(kind.a) == 1
+    if acc == "int32":
+        limits = {"int8": (-128, 128), "uint8": (0, 256)}
+        a, b = rng.integers(*limits[a_type], (m, k)), rng.integers(*limits[b_type], (k, n))
+        return a, b, rng.integers(-(2**31), 2**31, (m, 1))  # sums wrap
+    few = acc == "float16" or itemsize(a_type) == 1
 
     def whole(dtype: str, *shape: int) -> np.ndarray:
         most = 7 if dtype == "float8_e5m2" else 15 if few else 255
         return rng.integers(1, most + 1, shape) * rng.choice((-1, 1), shape)
 
-    a, b, c = whole(kind.a, M, k), whole(kind.b, k, N), rng.integers(-25, 26, (M, 1))
+    a, b, c = whole(a_type, m, k), whole(b_type, k, n), rng.integers(-25, 26, (m, 1))
     if few:
         width = k // 8
-        places = np.stack([rng.permutation(width) for _ in range(8)])[:, np.arange(M) % width]  # [eighth, row]
+        places = np.stack([rng.permutation(width) for _ in range(8)])[:, np.arange(m) % width]  # [eighth, row]
         a *= np.any(np.arange(k) == (places + width * np.arange(8)[:, None])[..., None], axis=0)
     most = np.abs(a) @ np.abs(b) + 8 * np.abs(c)
     assert most.max() <= (2**11 if few else 2**22)
-    rows, columns = (np.exp2(rng.integers(-2, 2, shape)) for shape in ((M, 1), (1, N)))
+    rows, columns = (np.exp2(rng.integers(-2, 2, shape)) for shape in ((m, 1), (1, n)))
     return a * rows, b * columns, c * rows * 2  # at most 8 units of a column
+
+
+def exactly(x: np.ndarray, dtype: str) -> np.ndarray:
+    """x in a type that has all its values."""
+    found = x.astype(dtype_of(dtype))
+    np.testing.assert_array_equal(found.astype(x.dtype), x)
+    return found
 
 
 def arrays_of(case: Case, seed: int = 0) -> tuple[np.ndarray, ...]:
     """A and B as they lie in shared memory, and what accumulators start from."""
-    a, b, c = numbers(case, seed)
-    given = [x.astype(dtype_of(t)) for x, t in zip((a, b), (case.kind.a, case.kind.b), strict=True)]
-    for x, exact in zip(given, (a, b), strict=True):
-        np.testing.assert_array_equal(x.astype(np.float64), exact)
-    x, y = given
-    return x.T.copy() if case.kind.a_mn else x, y if case.kind.b_mn else y.T.copy(), c[:, 0].astype(case.kind.acc)
+    kind = case.kind
+    a, b, c = numbers(kind.a, kind.b, kind.acc, M, N, case.k, seed)
+    x, y = exactly(a, kind.a), exactly(b, kind.b)
+    return x.T.copy() if kind.a_mn else x, y if kind.b_mn else y.T.copy(), exactly(c[:, 0], kind.acc)
 
 
 def expected(case: Case, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
