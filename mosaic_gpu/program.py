@@ -189,7 +189,7 @@ class CompilerParams:
     approx_math: allow `.approx.ftz` instructions (error bounds per op in docs/ops.md).
     strict_math: never contract mul + add to fma.
     arch: 'sm_90a', 'sm_100a' or 'sm_103a'; None: the device's, else the config's generation, else sm_90a.
-    strict: spills and serialised MMAs are errors instead of warnings.
+    strict: spills, serialised and emulated MMAs are errors instead of warnings.
     dimension_semantics, max_concurrent_steps: of a `pallas_call`.  For each axis of its grid 'parallel' (CUDA blocks) or
     'sequential' ('arbitrary': a loop in each block), None: sequential where an output's block stays the same along the axis,
     else parallel.  max_concurrent_steps: buffers for each input and output that changes along sequential axes.

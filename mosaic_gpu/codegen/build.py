@@ -28,7 +28,7 @@ class SpillWarning(UserWarning):
 
 
 def compile_plan(plan: Plan, *, check_in_background: bool = False) -> Built:
-    """Emit and compile a plan.  A spill or a serialised MMA is a warning, with `CompilerParams(strict=True)` an error.
+    """Emit and compile a plan.  Spills, serialised and emulated MMAs are warnings, errors with `CompilerParams(strict=True)`.
 
     check_in_background: do not wait for the disassembly, which proves that the register budgets are kept.  What can hang
     or go wrong at once is still checked first: the sum of the budgets, and whether ptxas ignored them.

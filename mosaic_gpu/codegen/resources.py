@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mosaic_gpu.codegen import sass
+from mosaic_gpu.codegen.emulated import emulated_products
 from mosaic_gpu.codegen.nvrtc import Compiled
 from mosaic_gpu.codegen.ptxas_log import PtxasMessage, parse_log
 from mosaic_gpu.errors import RegisterBudgetError
@@ -53,10 +54,11 @@ class ResourceReport:
     mnemonics: dict[str, int]
     loops: tuple[LoopUse, ...]
     messages: tuple[PtxasMessage, ...]
+    emulated: tuple[str, ...]  # products for which the GPU has no instruction
 
     def complaints(self) -> list[str]:
-        """What makes the kernel slower than it was written: messages of ptxas, and spills."""
-        found = [str(message) for message in self.messages]
+        """What makes the kernel slower than it was written: messages of ptxas, emulated products, and spills."""
+        found = [*map(str, self.messages), *self.emulated]
         if self.spill_stores or self.spill_loads or self.local_accesses:
             found.append(
                 f"{self.kernel}: {self.spill_stores} bytes of spill stores and {self.spill_loads} of spill loads, "
@@ -94,6 +96,7 @@ def report_resources(compiled: Compiled, kernel: str | None = None, dynamic_shar
         mnemonics=dict(sorted(function.counts().items())),
         loops=tuple(loops),
         messages=tuple(m for m in log.messages if m.function in ("", usage.name) or m.function in called),
+        emulated=emulated_products(compiled.ptx, compiled.arch),
     )
 
 
@@ -103,9 +106,9 @@ def entry_registers(compiled: Compiled) -> int:
 
 
 def log_complaints(compiled: Compiled) -> tuple[list[str], bool]:
-    """`ResourceReport.complaints` as far as the log tells, without the slow disassembly; whether setmaxnreg was ignored."""
+    """`ResourceReport.complaints` as far as log and PTX tell, without the slow disassembly; whether setmaxnreg was ignored."""
     log = parse_log(compiled.log, compiled.ptx)
-    found = [str(message) for message in log.messages]
+    found = [*map(str, log.messages), *emulated_products(compiled.ptx, compiled.arch)]
     for usage in log.functions:
         if usage.spill_stores or usage.spill_loads:
             found.append(
