@@ -40,7 +40,7 @@ def plain_attention(
         )
         scores = jnp.where(seen, jnp.matmul(q1, k1.T, precision=lax.Precision.HIGHEST) * scale, -jnp.inf)
         p = jax.nn.softmax(scores, axis=-1)
-        rounded = p.astype(q.dtype).astype(jnp.float32)
+        rounded = _rounded(p, q.dtype)
         return jnp.matmul(p, v1, precision=lax.Precision.HIGHEST), jnp.matmul(
             rounded, v1, precision=lax.Precision.HIGHEST
         )
@@ -125,7 +125,7 @@ def plain_gradients(
             ds = round_(p * (dp - delta))
             return _exact(ds, k) * scale, _exact(ds.T, q) * scale, _exact(round_(p).T, d_out)
 
-        return *of(lambda x: x), *of(lambda x: x.astype(dtype).astype(jnp.float32))
+        return *of(lambda x: x), *of(lambda x: _rounded(x, dtype))
 
     dtype = q.dtype
     found = _by_head(one_head, (q, d_out), (k, v), causal)
@@ -136,7 +136,12 @@ def plain_gradients(
 
     heads = (q.shape[2], k.shape[2], k.shape[2])
     six = [in_order(x, n) for x, n in zip(found, (*heads, *heads), strict=True)]
-    return tuple(six[:3]), tuple(x.astype(dtype).astype(jnp.float32) for x in six[3:])
+    return tuple(six[:3]), tuple(_rounded(x, dtype) for x in six[3:])
+
+
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """To the precision of a dtype, and kept in x's: there and back by conversions is a no-op to XLA on a GPU."""
+    return lax.reduce_precision(x, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -54,9 +54,12 @@ def judge(found: Arrays, arrays: Arrays, causal: Causal, scale: float, what: str
     errors = reference.gradient_errors(found, exact, plain)
     report = ", ".join(f"{n} {e:.2e} of {a:.2e}" for n, (e, a) in zip(("dq", "dk", "dv"), errors, strict=True))
     assert all(e <= a for e, a in errors), f"{what} {report}"
-    for name, x, y, (_, allowed) in zip(("dq", "dk", "dv"), found, exact, errors, strict=True):
-        furthest = np.abs(np.asarray(x).astype(np.float64) - y).max()
-        assert furthest <= max(0.05 * np.abs(y).max(), 2 * allowed), f"{what} {name}: an element is {furthest:.2e} off"
+    for name, x, y, z in zip(("dq", "dk", "dv"), found, exact, plain, strict=True):
+        furthest, plain_furthest = (np.abs(np.asarray(g).astype(np.float64) - y).max() for g in (x, z))
+        # Where keys share a large part, one column of dQ has nearly all of the error, of any kernel: hence plain's own furthest.
+        assert furthest <= max(0.05 * np.abs(y).max(), 2 * plain_furthest), (
+            f"{what} {name}: an element is {furthest:.2e} off"
+        )
 
 
 @pytest.fixture

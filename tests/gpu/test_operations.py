@@ -151,7 +151,9 @@ def test_accuracy(name):
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         exact = np.asarray(f(jnp.asarray(x.astype(np.float64))))
     (full,) = run(lambda v: f(v, accuracy=lax.AccuracyMode.HIGHEST), x)
-    assert np.all(np.abs(full - exact) <= max(row.ulps, 1) * EPSILON["float32"] * np.abs(exact))
+    # CUDA counts units in the last place from the correctly rounded result, which is half a one from the exact one.
+    off = np.max(np.abs(full - exact) / np.abs(exact)) / EPSILON["float32"]
+    assert off <= max(row.ulps, 1) + 0.5, f"{off:.2f} units in the last place"
     if row.error is not None:
         relative, absolute = row.error
         tolerance = lax.Tolerance(atol=absolute, rtol=relative, ulps=0)
@@ -190,4 +192,4 @@ def test_prints_and_checks(tmp_path):
     assert printed == sorted(f"v[{i}, {j}]: {4 * i + j}" for i in range(16) for j in range(4))
     assert done.returncode != 0
     assert "debug_check: not negative" in done.stdout + done.stderr
-    assert f"{script}:11" in done.stdout + done.stderr
+    assert f"{script}:10" in done.stdout + done.stderr
