@@ -42,6 +42,7 @@ def launch_group(entries: Sequence[Entry]) -> list[list[np.ndarray]]:
     """The outputs of each entry, written over NaNs (integers: bytes 0xAB)."""
     import jax
 
+    jax.config.update("jax_enable_x64", True)  # else JAX would make 32 bits of 64
     program, arrays, poison = program_of(entries)
     return jax.tree.map(np.asarray, program(arrays, jax.device_put(poison)))
 
