@@ -217,7 +217,7 @@ def build(path: pathlib.Path) -> Built | str:
     try:
         built = compile_plan(_stored(path))
     except MosaicGpuError as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return f"{type(error).__name__}: {' '.join(str(error).splitlines()[:2])}"
     usage = parse_log(built.compiled.log, built.compiled.ptx).entry(None)
     digest = hashlib.sha256(built.source.encode()).hexdigest()
     return built.compiled, digest, usage.registers or 0, usage.spill_stores + usage.spill_loads
