@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-gpu | clean — each does all it needs on a fresh machine.
+# make demo | test | test-all | test-gpu | recording | clean — each does all it needs on a fresh machine.
 PYTHON ?= python3
 VENV ?= .venv
 # Interpreters of the version matrix: the one on the path if it runs, else the newest that pyenv has.
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 INSTALL_SOURCES := pyproject.toml CMakeLists.txt $(wildcard build_backend/*.py \
 	mosaic_gpu/runtime/native/*.cc mosaic_gpu/runtime/native/*.h)
 
-.PHONY: demo test test-all test-gpu install lint clean
+.PHONY: demo test test-all test-gpu recording install lint clean
 .DEFAULT_GOAL := test
 
 # The import hook of an editable install knows the packages of the time: reinstall when one comes or goes.
@@ -55,6 +55,13 @@ matrix: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu
+
+# What these tests simulate, compiled for `python -m tests.gpu.replay recording.zip` on a Hopper GPU.
+TESTS ?= $(addprefix tests/,ops pallas frontend layouts examples host_gpu codegen simulator)
+recording: $(STAMP)
+	rm -rf build/recording
+	$(BIN)/python -m pytest -p tests.gpu.recording --record build/recording --numprocesses auto $(TESTS)
+	$(BIN)/python -m tests.gpu.recording build/recording recording.zip
 
 clean:
 	rm -rf build dist .venv-jax* .mypy_cache .pytest_cache .ruff_cache

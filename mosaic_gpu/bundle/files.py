@@ -3,7 +3,8 @@
     manifest.json       what it is for and was made by, and its entries
     specs/<n>.bin       how to launch an entry, without the cubin (runtime.launch_spec)
     cubins/<hash>.cubin machine code; entries whose lengths differ share it
-    constants/<hash>.npy arrays that go into a launch as they are (lists of tiles)
+    constants/<hash>.npy arrays that go into a launch as they are (lists of tiles), or that are expected of it; of types that
+                        NumPy has no name for as unsigned integers, in <hash>.<type>.npy
     SHA256SUMS          of every file above; its own hash names the bundle
 
 No JAX here.
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import MosaicGpuError, UnsupportedCall
@@ -32,7 +34,8 @@ SUMS, MANIFEST = "SHA256SUMS", "manifest.json"
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One launch.  case: what `cases` makes inputs and judges of; operands: of the kernel in order, the number of an input, or
-    an array; outputs: (shape, dtype); aliases: (operand, output); source: hash of the CUDA C++; spills: bytes."""
+    an array; outputs: (shape, dtype); aliases: (operand, output); source: hash of the CUDA C++; spills: bytes; expected: of the
+    first outputs, where something has computed them already."""
 
     name: str
     case: Mapping[str, Any]
@@ -43,6 +46,7 @@ class Entry:
     source: str
     registers: int
     spills: int
+    expected: tuple[np.ndarray, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,9 @@ def write(bundle: Bundle, path: Path) -> str:
         files[f"specs/{n}.bin"] = serialize(dataclasses.replace(e.spec, cubin=b""))
         operands = [o if isinstance(o, int) else _constant(o, files) for o in e.operands]
         fields = {f: getattr(e, f) for f in ("name", "case", "outputs", "aliases", "source", "registers", "spills")}
-        entries.append({**fields, "spec": f"specs/{n}.bin", "cubin": cubin, "operands": operands})
+        expected = [_constant(x, files) for x in e.expected]
+        parts = {"spec": f"specs/{n}.bin", "cubin": cubin, "operands": operands}
+        entries.append({**fields, **parts, **({"expected": expected} if expected else {})})
     head = {"format": FORMAT, "version": VERSION}
     head |= {f: getattr(bundle, f) for f in ("arch", "multiprocessors", "versions", "date")}
     files[MANIFEST] = (json.dumps({**head, "entries": entries}, indent=1, sort_keys=True) + "\n").encode()
@@ -79,11 +85,20 @@ def write(bundle: Bundle, path: Path) -> str:
 
 
 def _constant(array: np.ndarray, files: dict[str, bytes]) -> str:
-    raw = io.BytesIO()
+    raw, kind = io.BytesIO(), ""
+    if hasattr(ml_dtypes, str(array.dtype)):
+        kind = f".{array.dtype}"
+        array = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.itemsize}")
     np.save(raw, array, allow_pickle=False)
-    name = f"constants/{_hash(raw.getvalue())}.npy"
+    name = f"constants/{_hash(raw.getvalue())}{kind}.npy"
     files[name] = raw.getvalue()
     return name
+
+
+def _array(name: str, files: Mapping[str, bytes]) -> np.ndarray:
+    array: np.ndarray = np.load(io.BytesIO(files[name]), allow_pickle=False)
+    _, *kind, _ = name.split(".")
+    return array.view(np.dtype(getattr(ml_dtypes, kind[0]))) if kind else array
 
 
 def load(path: Path) -> Bundle:
@@ -122,12 +137,12 @@ def load(path: Path) -> Bundle:
 
 def _entry(e: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
     spec = dataclasses.replace(deserialize(files[e["spec"]]), cubin=files[e["cubin"]])
-    operands = tuple(
-        o if isinstance(o, int) else np.load(io.BytesIO(files[o]), allow_pickle=False) for o in e["operands"]
-    )
+    operands = tuple(o if isinstance(o, int) else _array(o, files) for o in e["operands"])
+    expected = tuple(_array(x, files) for x in e.get("expected", ()))
     outputs = tuple((tuple(shape), str(dtype)) for shape, dtype in e["outputs"])
     aliases = tuple((int(a), int(b)) for a, b in e["aliases"])
-    return Entry(e["name"], e["case"], spec, operands, outputs, aliases, e["source"], e["registers"], e["spills"])
+    built = (e["source"], e["registers"], e["spills"])
+    return Entry(e["name"], e["case"], spec, operands, outputs, aliases, *built, expected)
 
 
 def _hash(data: bytes) -> str:

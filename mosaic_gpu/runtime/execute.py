@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import math
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..codegen.build import compile_plan
 from ..codegen.emitter import ENTRY, emit, launch_grid, parameters
+from ..codegen.nvrtc import Compiled
 from ..errors import DeviceMismatch, MosaicGpuError
 from ..layouts.shared import itemsize
 from ..plan.build import build_plan
@@ -175,12 +177,23 @@ def launch(
 
 
 def launch_spec(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
-    """Compile a plan and say how to launch it on arrays of its program's shapes.
+    """Compile a plan and say how to launch it on arrays of its program's shapes; shaped: as for `spec_without_cubin`."""
+    compiled = compile_plan(plan, check_in_background=True).compiled
+    return with_cubin(spec_without_cubin(plan, shaped), compiled)
+
+
+def with_cubin(spec: LaunchSpec, compiled: Compiled) -> LaunchSpec:
+    """A launch of what has been compiled."""
+    toolchain = f"{compiled.toolchain} {compiled.arch}"
+    return dataclasses.replace(spec, cubin=compiled.cubin, toolchain=toolchain)
+
+
+def spec_without_cubin(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
+    """How to launch a plan on arrays of its program's shapes, all but the cubin.
 
     Buffers: the inputs, zeros for each semaphore, the outputs, the semaphores.
     shaped: inputs and outputs (counted on) whose extents are those that each call brings.
     """
-    built = compile_plan(plan, check_in_background=True)
     program = plan.program
     shapes = [v.shape for v in program.inputs]
     given = len(shapes) - program.num_outputs
@@ -206,13 +219,13 @@ def launch_spec(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
             out.append(Scalar(shapes[p.index][p.axis] if p.kind == "dim" else program.grid[p.index], "int32"))
     blocks = math.prod(program.cluster)
     return LaunchSpec(
-        built.compiled.cubin,
+        b"",
         ENTRY,
         launch_grid(plan),
         plan.threads,
         (blocks, 1, 1),
         plan.shared_bytes,
         tuple(out),
-        f"{built.compiled.toolchain} {plan.arch}",
+        f"not compiled, for {plan.arch}",
         plan.early,
     )

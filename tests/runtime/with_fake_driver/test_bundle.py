@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import ml_dtypes
+import numpy as np
 import pytest
 
 from mosaic_gpu.bundle import files, make, verify
 from mosaic_gpu.bundle.cases import Case
 from mosaic_gpu.runtime import jax_ffi
+from tests.gpu import replay
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,3 +42,17 @@ def test_from_the_file_to_the_driver(driver, tmp_path, case):
     assert launches[0]["shared"] == str(spec.shared_bytes)
     boxes = [c["box"] for c in driver.calls("cuTensorMapEncodeTiled")]
     assert boxes[: len(boxes) // 2] == [",".join(map(str, p.box)) for p in spec.parameters if hasattr(p, "box")]
+
+
+def test_a_recording_is_replayed_into_nan(driver):
+    """One jitted function launches a group, on the recorded arrays; what no kernel writes is found to be NaN."""
+    (entry,) = make.make([Case("matmul", "m200n136k72", benchmark=True)], "sm_90a", 5).entries
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((200, 72), (72, 136), (200, 136)))
+    numbered = {o: x for o, x in zip((o for o in entry.operands if isinstance(o, int)), (a, b), strict=True)}
+    operands = tuple(numbered[o] if isinstance(o, int) else o for o in entry.operands)
+    recorded = dataclasses.replace(entry, case={"test": "tests/x.py::y"}, operands=operands, expected=(c,))
+    lines = replay.run_group([recorded, dataclasses.replace(recorded, expected=(c + c,))], replay.launch_group)
+    assert len(driver.calls("cuLaunchKernelEx")) == 2
+    assert [x["status"] for x in lines] == ["wrong", "wrong"]
+    assert all("27200 of 27200 elements are NaN or infinite on one side only" in x["message"] for x in lines)
