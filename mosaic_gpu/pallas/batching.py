@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 
 from .blocks import symbolic
+from .irregular import results
 from .mapping import BlockMapping, dynamic
 from .specs import Blocked, squeezed
 
@@ -73,16 +74,17 @@ def _grown(b: BlockMapping, dim: int | None, size: int, rank: int) -> BlockMappi
     closed = b.index
     types = [v.aval for v in closed.jaxpr.invars]
 
+    own = b.dims or tuple(Blocked(n) for n in b.shape)
+
     def index(batch: Any, *rest: Any) -> list[Any]:
         found = list(jex.jaxpr_as_fun(closed)(*rest))
         if dim is not None:
-            found.insert(dim, batch)
+            found.insert(results(own[:dim]), batch)
         return found
 
     new = jax.make_jaxpr(index)(jax.ShapeDtypeStruct((), jnp.int32), *types)
     if dim is None:
         return dataclasses.replace(b, index=new)
-    own = b.dims or tuple(Blocked(n) for n in b.shape)
     return dataclasses.replace(
         b,
         shape=(*b.shape[:dim], size, *b.shape[dim:]),
