@@ -4,17 +4,20 @@
 
 The names, by topic (each is documented where it is defined):
 
-- kernels: kernel, CompilerParams, run_scoped, run_state, when, when_any_in_warp, warp_map, core_map, WarpMesh, inline_mgpu
+- kernels: kernel, CompilerParams, run_scoped, with_scoped, run_state, when, inline_mgpu
+- single warps: when_any_in_warp, warp_map, core_map, WarpMesh
 - loops: loop, nd_loop
-- numbers: program_id, num_programs, ds, cdiv, div, rem, dim_size, exp2_fma
-- memory: GMEM, SMEM, TMEM, ACC, RefUnion, cluster_ref, Barrier, ClusterBarrier, NamedBarrier, TilingTransform, SwizzleTransform
+- numbers: program_id, num_programs, ds, dslice, cdiv, div, rem, align_to, next_power_of_2, multiple_of, dim_size, exp2_fma
+- orders and layouts of tiles: planar_snake, find_swizzle
+- memory: GMEM, SMEM, TMEM, ACC, RefUnion, Barrier, ClusterBarrier, NamedBarrier
+- views: cluster_ref, transpose_ref, TilingTransform, SwizzleTransform
 - copies: CopyPartition, copy_gmem_to_smem, copy_smem_to_gmem, commit_smem_to_gmem_group, wait_smem_to_gmem, commit_smem
 - copies to another block: async_store_smem
 - the cache: async_prefetch
 - barriers: barrier_arrive, barrier_wait, barrier_arrive_and_wait, barrier_test, delay, named_barrier_arrive, named_barrier_sync
 - semaphores: SemaphoreType, get_global, semaphore_signal, semaphore_wait, semaphore_read, semaphore_fetch_add
 - several semaphores: SemaphoreSignal, semaphore_signal_parallel, semaphore_signal_multicast
-- tensor cores: wgmma, wgmma_wait, mma, tcgen05_mma, tcgen05_commit_arrive
+- tensor cores: wgmma, wgmma_wait, wgmma_accumulator_load, mma, tcgen05_mma, tcgen05_commit_arrive
 - tensor memory: async_load_tmem, wait_load_tmem, async_store_tmem, commit_tmem, async_copy_smem_to_tmem, TMEMLayout
 - operands in tensor memory: async_copy_scales_to_tmem, async_copy_sparse_metadata_to_tmem, format_tcgen05_sparse_metadata
 - cluster launch control: dynamic_scheduling_loop, NDLoopInfo, try_cluster_cancel, query_cluster_cancel, TryClusterCancelResult
@@ -39,10 +42,23 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .elsewhere import ELSEWHERE
+
 __version__ = "0.1.0"
 
 _WHERE = {
     "frontend.dynamic": ("NDLoopInfo", "dynamic_scheduling_loop", "nd_loop"),
+    "frontend.helpers": (
+        "align_to",
+        "dslice",
+        "find_swizzle",
+        "multiple_of",
+        "next_power_of_2",
+        "planar_snake",
+        "transpose_ref",
+        "wgmma_accumulator_load",
+        "with_scoped",
+    ),
     "frontend.kernel": ("kernel",),
     "frontend.loops": (
         "WarpMesh",
@@ -162,6 +178,8 @@ def __getattr__(name: str) -> Any:
         if name == "CompilerParams":
             _tell_stock_pallas()
         return value
+    if name in ELSEWHERE:
+        raise AttributeError(f"{__name__} has no {name}: {ELSEWHERE[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -182,6 +200,15 @@ if TYPE_CHECKING:
     from .frontend.dynamic import NDLoopInfo as NDLoopInfo
     from .frontend.dynamic import dynamic_scheduling_loop as dynamic_scheduling_loop
     from .frontend.dynamic import nd_loop as nd_loop
+    from .frontend.helpers import align_to as align_to
+    from .frontend.helpers import dslice as dslice
+    from .frontend.helpers import find_swizzle as find_swizzle
+    from .frontend.helpers import multiple_of as multiple_of
+    from .frontend.helpers import next_power_of_2 as next_power_of_2
+    from .frontend.helpers import planar_snake as planar_snake
+    from .frontend.helpers import transpose_ref as transpose_ref
+    from .frontend.helpers import wgmma_accumulator_load as wgmma_accumulator_load
+    from .frontend.helpers import with_scoped as with_scoped
     from .frontend.kernel import kernel as kernel
     from .frontend.loops import WarpMesh as WarpMesh
     from .frontend.loops import cdiv as cdiv

@@ -9,6 +9,8 @@ import re
 
 from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 
+STATIC_START = "A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)"
+
 _TUPLE = r"(\([^)]*\))"
 SHAPE = re.compile(
     rf"Invalid shape for `(\w+)`\. Ref shape: {_TUPLE}\. Expected shape: {_TUPLE}\. Value shape: {_TUPLE}"
@@ -50,10 +52,7 @@ def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
             line,
         )
     if text.startswith("Out of bound"):  # JAX's own check of static slices
-        return OutOfBounds(
-            f"{text} A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)",
-            line,
-        )
+        return OutOfBounds(f"{text} {STATIC_START}", line)
     if STEP.search(text):
         return UnsupportedCall(f"{text}: a Ref is read and written upwards. Turn the array around: jnp.flip", line)
     if NEW_AXIS.search(text):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -64,9 +65,28 @@ def loop(
     return run
 
 
-def ds(start: Any, size: int) -> Any:
-    """A slice of `size` elements from `start` (which may be traced)."""
+_bounded = contextvars.ContextVar("a slice's size may be traced", default=False)
+
+
+@contextlib.contextmanager
+def bounded_slices() -> Iterator[None]:
+    """While an index map is called: the size of a `ds` may be traced."""
+    token = _bounded.set(True)
+    try:
+        yield
+    finally:
+        _bounded.reset(token)
+
+
+def ds(start: Any, size: Any) -> Any:
+    """A slice of `size` elements from `start` (which may be traced).
+
+    size: an int; in an index map, for a `BoundedSlice`, it may be a traced integer, too.
+    """
     _integer("ds", "start", start)
+    if _bounded.get() and hasattr(size, "aval"):
+        _integer("ds", "size", size)
+        return slice_class()(start, size, 1)
     return slice_class()(start, arguments.whole("ds", "size", size, 0), 1)
 
 

@@ -19,6 +19,7 @@ from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
+from .foreign import STATIC_START
 from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import key_of_constant, refuse_keys
@@ -300,12 +301,15 @@ class Tracer:
                 last = start.const
                 dims[position] = DimIndex(old.start + start * old.stride, None)
                 gone.add(position)
-            clipped = v.space.kind == "gmem" and position not in gone  # a tile may stick out of an array: TMA clips it
+            in_gmem = v.space.kind == "gmem" and position not in gone
+            # A tile of which that is traced may stick out: TMA clips it.  A number must lie inside (newer JAX says so by itself).
+            clipped = in_gmem and not isinstance(index.start, (int, np.integer))
             if start.static and (start.const < 0 or (last >= size and not clipped) or (clipped and start.const > size)):
+                more = "; indices do not count from the end" if start.const < 0 else ""
+                if in_gmem and not more:
+                    more = f". {STATIC_START}"
                 raise OutOfBounds(
-                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {v.ref.shape[position]})"
-                    + ("; indices do not count from the end" if start.const < 0 else ""),
-                    line,
+                    f"index {dims[position]} of dimension {position} is outside {v.ref} (extent {size}){more}", line
                 )
         kept = [p for p in v.kept if p not in gone]
         order = sorted(kept)

@@ -1,7 +1,8 @@
 """vmap of a `pallas_call`: the grid grows by an axis in front.
 
 Of every operand with a batch dimension the index map gets the batch's number there, and the block one element that the kernel
-does not see.  Three ways around it: nothing batched (nothing to do), one element (squeeze, call, expand), and grid bounds or
+does not see.  Of a call on values and tangents whose tangents alone have a batch, the values are computed without one.  Three
+ways around it: nothing batched (nothing to do), one element (squeeze, call, expand), and grid bounds or
 prefetch operands that differ between the elements (index maps cannot tell whose they read): a loop over calls.
 """
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 
 from .blocks import symbolic
+from .irregular import results
 from .mapping import BlockMapping, dynamic
 from .specs import Blocked, squeezed
 
@@ -29,6 +31,18 @@ def register(pallas_call_p: Any) -> None:
     """Give the primitive these rules."""
 
     def batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[list[Any], list[int | None]]:
+        primal = call.primal
+        values = (
+            0 if primal is None else len(call.mapping.prefetch) + call.mapping.num_dynamic + len(primal.mapping.inputs)
+        )
+        if primal is None or any(d is not None for d in dims[:values]):
+            return whole(args, dims, call=call)
+        # Only tangents have the batch, as in jax.jacfwd, which needs results without it.
+        results = pallas_call_p.bind(*args[:values], call=primal)
+        found, placed = whole(args, dims, call=call)
+        return [*results, *found[len(results) :]], [*[None] * len(results), *placed[len(results) :]]
+
+    def whole(args: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[list[Any], list[int | None]]:
         m = call.mapping
         outs = len(m.outputs)
         if all(d is None for d in dims):
@@ -66,23 +80,25 @@ def grown(call: Call, size: int, dims: tuple[int | None, ...]) -> Call:
     cost = call.cost
     if cost is not None:  # of so many calls; how many a symbol stands for nobody knows
         cost = None if front is dynamic else type(cost)(*(size * n for n in dataclasses.astuple(cost)))
-    return call.with_(mapping=mapping, cost=cost)
+    primal = call.primal and grown(call.primal, size, dims[: len(call.primal.mapping.inputs)])
+    return call.with_(mapping=mapping, cost=cost, primal=primal)
 
 
 def _grown(b: BlockMapping, dim: int | None, size: int, rank: int) -> BlockMapping:
     closed = b.index
     types = [v.aval for v in closed.jaxpr.invars]
 
+    own = b.dims or tuple(Blocked(n) for n in b.shape)
+
     def index(batch: Any, *rest: Any) -> list[Any]:
         found = list(jex.jaxpr_as_fun(closed)(*rest))
         if dim is not None:
-            found.insert(dim, batch)
+            found.insert(results(own[:dim]), batch)
         return found
 
     new = jax.make_jaxpr(index)(jax.ShapeDtypeStruct((), jnp.int32), *types)
     if dim is None:
         return dataclasses.replace(b, index=new)
-    own = b.dims or tuple(Blocked(n) for n in b.shape)
     return dataclasses.replace(
         b,
         shape=(*b.shape[:dim], size, *b.shape[dim:]),

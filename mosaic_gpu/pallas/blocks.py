@@ -17,6 +17,7 @@ from ..frontend.loops import ds
 from ..frontend.memory import SMEM, RefType
 from ..memory import SmemTransform
 from ..plan.tma import ALIGNMENT, MAX_BOX, MAX_RANK, piece_of
+from .irregular import is_irregular
 from .specs import BlockDim, Element, Squeezed, block_size
 
 Ids = Sequence[Any]
@@ -37,6 +38,15 @@ def known_multiple(n: Any) -> int:
     that (from a constraint `mod(n, 128) == 0`, say)."""
     powers = (128 >> i for i in range(8))
     return next(p for p in powers if not symbolic((rest := n % p,)) and rest == 0)
+
+
+def why_in_place(
+    shape: Sequence[int], dims: Sequence[BlockDim], dtype: Any, transforms: Sequence[SmemTransform] = ()
+) -> str | None:
+    """Why such blocks cannot go through shared memory; None where they can, by TMA or by threads (irregular ones)."""
+    if any(is_irregular(d) for d in dims):
+        return "the array is empty" if 0 in shape else None
+    return why_no_tma(shape, dims, dtype, transforms)
 
 
 def why_no_tma(
@@ -76,8 +86,9 @@ def why_no_tma(
 class Moved:
     """An operand of a pipeline: what of it each step works on.
 
-    ref: GMEM Ref or view; index: program ids -> one index for each dimension; depth: buffers; staged: through shared memory
-    by TMA, else the kernel sees the part of the array itself.
+    ref: GMEM Ref or view; index: program ids -> one index for each dimension (a Part for a BoundedSlice, an array for an
+    Indirect); depth: buffers; staged: through shared memory, by TMA unless it is irregular, else the kernel sees the part of
+    the array itself.
     """
 
     name: str
@@ -92,6 +103,15 @@ class Moved:
     @property
     def shape(self) -> tuple[int, ...]:
         return kept_shape(self.dims)
+
+    @property
+    def irregular(self) -> bool:
+        """Whether threads copy its blocks, before the body and behind it."""
+        return self.staged and any(is_irregular(d) for d in self.dims)
+
+    @property
+    def by_tma(self) -> bool:
+        return self.staged and not self.irregular
 
     def buffer(self, depth: int) -> RefType:
         """Shared memory for `depth` blocks; rows are added where the next block would not start where TMA needs it."""

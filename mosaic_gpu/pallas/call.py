@@ -37,7 +37,7 @@ class Call:
     """A traced call; compared by identity, so that JAX's caches key on it cheaply.
 
     jaxpr: the body, closed, over (prefetch, input, output, scratch) Refs; aliases: (operand, output), operands counted with the
-    prefetch operands; params: what chose the backend; body: the Python function, with how its arguments hang together.
+    prefetch operands; params: what chose the backend; primal: of a call on values and tangents, that on the values alone.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Call:
     cost: CostEstimate | None
     metadata: Any
     line: Line | None
+    primal: Call | None = None
 
     @property
     def out_avals(self) -> tuple[jax.core.ShapedArray, ...]:

@@ -119,6 +119,7 @@ def with_tangents(call: Call, moves: tuple[bool, ...]) -> Call:
         scratch=scratch,
         aliases=tuple(sorted(aliases)),
         cost=None,
+        primal=call,
     )
 
 

@@ -24,6 +24,7 @@ from ..frontend.trace import CALLS, user_line
 from ..program import CompilerParams
 from . import lowering
 from .blocks import count, symbolic, unravel
+from .irregular import is_irregular, positions
 from .mapping import BlockMapping
 from .specs import BlockDim, Element, Squeezed
 
@@ -111,15 +112,19 @@ def _margin(d: BlockDim, extent: int) -> tuple[int, int]:
     return 0, (-extent) % d.block_size
 
 
+def _irregular(b: BlockMapping) -> bool:
+    return any(is_irregular(d) for d in b.dims)
+
+
 def _padded(x: Any, b: BlockMapping) -> Any:
     """Zeros around an array, as TMA reads them."""
-    if not b.dims:
+    if not b.dims or _irregular(b):
         return x
     return jnp.pad(x, [_margin(d, n) for d, n in zip(b.dims, b.shape, strict=True)])
 
 
 def _unpadded(x: Any, b: BlockMapping) -> Any:
-    if not b.dims:
+    if not b.dims or _irregular(b):
         return x
     starts = [_margin(d, n)[0] for d, n in zip(b.dims, b.shape, strict=True)]
     return jax.lax.slice(x, starts, [s + n for s, n in zip(starts, b.shape, strict=True)])
@@ -133,9 +138,26 @@ def _window(b: BlockMapping, index: Sequence[Any]) -> tuple[list[Any], list[int]
     return [jnp.asarray(s, jnp.int32) for s in starts], sizes
 
 
+def _places(b: BlockMapping, index: Sequence[Any]) -> tuple[Any, ...]:
+    """Index arrays of a block with irregular dimensions, squeezed ones as dimensions of 1; OUTSIDE comes after the end."""
+    along = []
+    for d, i, extent in zip(b.dims, index, b.shape, strict=True):
+        if is_irregular(d):
+            at = positions(d, i)
+        elif isinstance(d, Squeezed):
+            at = jnp.reshape(jnp.asarray(i, jnp.int32), (1,))
+        else:
+            start = i - d.padding[0] if isinstance(d, Element) else i * d.block_size
+            at = jnp.arange(d.block_size, dtype=jnp.int32) + start
+        along.append(jnp.where(at < 0, extent, at))
+    return jnp.ix_(*along)
+
+
 def _cut(x: Any, b: BlockMapping, index: Sequence[Any]) -> Any:
     if not b.dims:
         return x
+    if _irregular(b):
+        return x.at[_places(b, index)].get(mode="fill", fill_value=0).reshape(b.block_shape)
     starts, sizes = _window(b, index)
     return jax.lax.dynamic_slice(x, starts, sizes).reshape(b.block_shape)
 
@@ -143,6 +165,9 @@ def _cut(x: Any, b: BlockMapping, index: Sequence[Any]) -> Any:
 def _put(x: Any, b: BlockMapping, index: Sequence[Any], block: Any) -> Any:
     if not b.dims:
         return block
+    if _irregular(b):
+        places = _places(b, index)
+        return x.at[places].set(block.reshape([p.size for p in places]), mode="drop")
     starts, sizes = _window(b, index)
     return jax.lax.dynamic_update_slice(x, block.reshape(sizes), starts)
 

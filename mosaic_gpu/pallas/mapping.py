@@ -27,10 +27,12 @@ from jax.ref import AbstractRef
 from .. import arguments
 from ..errors import Line, UnsupportedCall
 from ..frontend import shard_map
+from ..frontend.loops import bounded_slices
 from ..frontend.trace import function_line
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
-from .blocks import kept_shape, symbolic, why_no_tma
-from .pipeline import check_dims, is_scalar
+from .blocks import kept_shape, symbolic, why_in_place
+from .irregular import checked, grouped, is_irregular
+from .pipeline import check_place, is_scalar
 from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
 WHERE = "pallas_call"
@@ -52,7 +54,8 @@ class BlockMapping:
     """One input or output.
 
     name: as errors call it (`args[0]`, `args[1]['w']`, `outputs[0]`); shape, dtype: the array's; dims: the block's, () for an
-    array that is left whole where it is; index: a closed jaxpr, (program ids, prefetch Refs) -> one int32 a dimension;
+    array that is left whole where it is; index: a closed jaxpr, (program ids, prefetch Refs) -> one int32 a dimension (two of
+    a BoundedSlice, an array of an Indirect);
     in_gmem: the spec says so; depth: buffers, None: max_concurrent_steps; free: the spec does not say where the block lies, and
     nothing in it needs shared memory; in_place: why it stays in global memory all the same.
     """
@@ -80,7 +83,7 @@ class BlockMapping:
     def why_not(self) -> str | None:
         if not self.dims:
             return "the array is left where it is"
-        return why_no_tma(self.shape, self.dims, self.dtype, self.transforms) or self.in_place or None
+        return why_in_place(self.shape, self.dims, self.dtype, self.transforms) or self.in_place or None
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -97,12 +100,13 @@ class BlockMapping:
         return AbstractRef(jax.core.ShapedArray(self.block_shape, self.dtype), memory_space=space)
 
     def starts(self, ids: Sequence[Any], prefetch: Sequence[Any]) -> list[Any]:
-        """The index map's result; known numbers come as ints."""
+        """The index map's result, one entry a dimension; known numbers come as ints."""
         found = jex.jaxpr_as_fun(self.index)(*(jnp.asarray(i, jnp.int32) for i in ids), *prefetch)
-        return [
+        flat = [
             int(v.val) if isinstance(v, jex.Literal) else x
             for v, x in zip(self.index.jaxpr.outvars, found, strict=True)
         ]
+        return grouped(self.dims, flat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,12 +246,12 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
             getattr(spec, "line", None),
         )
     dims = spec.dims(WHERE, name, shape)
-    check_dims(WHERE, name, dims, spec)
     if spec.collective_axes:
         raise UnsupportedCall(
             f"{WHERE}: {name}: a pallas_call has no cluster for collective_axes; use `kernel`", spec.line
         )
     in_gmem = spec.in_gmem(WHERE, name)
+    check_place(WHERE, name, dims, spec)
     whole = spec.block_shape is None and in_gmem
     if whole:
         no_symbols(f"{name} of shape {tuple(shape)}", shape)
@@ -260,13 +264,15 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         shape,
         np.dtype(dtype),
         () if whole else dims,
-        _traced_index(spec, name, shape, rank, prefetch),
+        _traced_index(spec, name, dims, rank, prefetch),
         in_gmem,
         depth,
         delay,
         transforms,
         spec.line,
-        free=not (spec.memory_space or spec.pipeline_mode or transforms or delay or padded),
+        free=not (
+            spec.memory_space or spec.pipeline_mode or transforms or delay or padded or any(map(is_irregular, dims))
+        ),
     )
     if mapping.dims and not mapping.staged and padded:
         raise UnsupportedCall(
@@ -282,27 +288,32 @@ def _index_types(rank: int, prefetch: Sequence[jax.core.ShapedArray]) -> list[An
     return [*ids, *(AbstractRef(a, memory_space=GMEM_SPACE) for a in prefetch)]
 
 
-def _traced_index(spec: BlockSpec, name: str, shape: Sequence[int], rank: int, prefetch: Any) -> Any:
+def _traced_index(spec: BlockSpec, name: str, dims: Sequence[BlockDim], rank: int, prefetch: Any) -> Any:
     flat, tree = prefetch
-    f = spec.index_map
-    if f is None:
-        return jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, flat))
+    f = spec.index_map or (lambda *_: (0,) * len(dims))
     arguments.function(WHERE, f"index_map of {name}", f)
     what = f"Index map function {_shown(f)} for {name}"
 
     def traced(*given: Any) -> list[Any]:
-        found = f(*given[:rank], *jax.tree.unflatten(tree, given[rank:]))
+        with bounded_slices():
+            found = f(*given[:rank], *jax.tree.unflatten(tree, given[rank:]))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
-        if len(found) != len(shape):
+        if len(found) != len(dims):
             raise ValueError(
-                f"{what} must return {len(shape)} values to match block_shape={spec.block_shape}. "
+                f"{what} must return {len(dims)} values to match block_shape={spec.block_shape}. "
                 f"Currently returning {len(found)} values."
             )
-        for i, x in enumerate(found):
+        known: list[Any] = []
+        for i, (d, x) in enumerate(zip(dims, found, strict=True)):
+            x = checked(what, i, d, x)
+            if is_irregular(d):
+                known.append(x)
+                continue
             if np.shape(x) or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
                 kind = jax.typeof(x) if hasattr(x, "aval") else f"{type(x).__name__} ({arguments.shown(x)})"
                 raise ValueError(f"{what} must return integer scalars. Output[{i}] has type {kind}.")
-        return [x if isinstance(x, int) or x.dtype == jnp.int32 else jnp.asarray(x, jnp.int32) for x in found]
+            known.append(x if isinstance(x, int) or x.dtype == jnp.int32 else jnp.asarray(x, jnp.int32))
+        return jax.tree.leaves(known)
 
     try:
         closed = shard_map.traced_outside(lambda: jax.make_jaxpr(traced)(*_index_types(rank, flat)))

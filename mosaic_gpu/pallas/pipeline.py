@@ -18,14 +18,15 @@ import jax.numpy as jnp
 
 from .. import arguments
 from ..errors import UnsupportedCall
-from ..frontend.loops import run_scoped, when
+from ..frontend.loops import bounded_slices, run_scoped, when
 from ..frontend.memory import Barrier
 from ..frontend.primitives import is_ref, space_of, split_ref
 from ..frontend.trace import function_line
 from ..ops.barriers import barrier_wait
 from ..ops.copies import commit_smem, copy_block_to_gmem, copy_gmem_to_smem, wait_smem_to_gmem
-from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_no_tma
-from .specs import BlockDim, Blocked, BlockSpec, BoundedSlice, Indirect
+from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_in_place
+from .irregular import checked, gather, is_irregular, scatter
+from .specs import BlockDim, Blocked, BlockSpec
 
 Body = Callable[..., Any]
 
@@ -120,7 +121,7 @@ def _moved(where: str, name: str, ref: Any, spec: BlockSpec, steps: int, delay: 
             "copy_gmem_to_smem(..., collective_axes=) and a ClusterBarrier",
             spec.line,
         )
-    check_dims(where, name, dims, spec)
+    check_place(where, name, dims, spec)
     if split_ref(ref)[1]:  # a part of an array: what sticks out of it would be its neighbour
         for d, n in zip(dims, ref.shape, strict=True):
             if isinstance(d, Blocked) and n % d.block_size:
@@ -129,20 +130,24 @@ def _moved(where: str, name: str, ref: Any, spec: BlockSpec, steps: int, delay: 
                     "the last one would reach into its neighbour. Pass the whole array and add the offset in the index map"
                 )
 
+    what = f"{where}: the index map of {name}"
+
     def index(ids: Ids) -> Sequence[Any]:
         if spec.index_map is None:
-            return (0,) * len(dims)
-        found = spec.index_map(*ids)
+            found = (0,) * len(dims)
+        else:
+            with bounded_slices():
+                found = spec.index_map(*ids)
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         if len(found) != len(dims):
             raise ValueError(
-                f"{where}: the index map of {name} must return {len(dims)} values to match block_shape={spec.block_shape}, not "
+                f"{what} must return {len(dims)} values to match block_shape={spec.block_shape}, not "
                 f"{len(found)}\n  at {function_line(spec.index_map)}"
             )
-        return found
+        return [checked(what, i, d, x) for i, (d, x) in enumerate(zip(dims, found, strict=True))]
 
     transforms = spec.checked_transforms(where, name)
-    staged = not spec.in_gmem(where, name) and why_no_tma(ref.shape, dims, ref.dtype, transforms) is None
+    staged = not spec.in_gmem(where, name) and why_in_place(ref.shape, dims, ref.dtype, transforms) is None
     depth = spec.depth(where, name, steps)
     if delay and delay >= depth:
         raise ValueError(
@@ -151,17 +156,15 @@ def _moved(where: str, name: str, ref: Any, spec: BlockSpec, steps: int, delay: 
     return Moved(name, ref, dims, index, depth, delay, transforms, staged)
 
 
-def check_dims(where: str, name: str, dims: Sequence[BlockDim], spec: BlockSpec) -> None:
-    """UnsupportedCall for kinds of dimensions that blocks streamed by TMA cannot have."""
-    for d in dims:
-        if isinstance(d, (BoundedSlice, Indirect)):
-            kind = type(d).__name__
-            way = (
-                "a TMA box has a fixed size: use Element(size) and mask in the body"
-                if isinstance(d, BoundedSlice)
-                else "squeeze the dimension and let the index map read the row's number (scalar prefetch)"
-            )
-            raise UnsupportedCall(f"{where}: {name}: a {kind} dimension cannot be streamed; {way}", spec.line)
+def check_place(where: str, name: str, dims: Sequence[BlockDim], spec: BlockSpec) -> None:
+    """UnsupportedCall where irregular blocks are to stay in global memory: what is outside of them would be their neighbours."""
+    kind = next((type(d).__name__ for d in dims if is_irregular(d)), None)
+    if kind and spec.in_gmem(where, name):
+        raise UnsupportedCall(
+            f"{where}: {name}: a block with a {kind} dimension is copied to shared memory, its spec says GMEM; leave "
+            "memory_space out, or give the body the whole array, BlockSpec(memory_space=plgpu.GMEM), and index it there",
+            spec.line,
+        )
 
 
 def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Sequence[Moved], carry: Any) -> Any:
@@ -190,15 +193,21 @@ class Rings:
         found = [dependence(m.index, rank) for m in (*inputs, *outputs)]
         changing = [bool(d.axes & set(long)) for d in found]
         limit = total if total is not None else 2**31
-        self.depths = [min(m.depth, limit) if c else 1 for m, c in zip((*inputs, *outputs), changing, strict=True)]
-        self.streaming = [_changes_each_step(d, grid, long) for d in found[len(inputs) :]]
+        self.changing = changing
+        # An irregular input is copied when its step begins: behind it lie those that the body may still be reading.
+        ahead = [m.delay + 1 if m.irregular else m.depth for m in (*inputs, *outputs)]
+        self.depths = [min(n, limit) if c else 1 for n, c in zip(ahead, changing, strict=True)]
+        self.streaming = [
+            not m.irregular and _changes_each_step(d, grid, long)
+            for m, d in zip(outputs, found[len(inputs) :], strict=True)
+        ]
         for i, s in enumerate(self.streaming):
             if not s:
                 self.depths[len(inputs) + i] = 1
         # Inputs that are filled at the same time share barriers: (changing, depth, delay) -> operands
         self.groups: dict[tuple[bool, int, int], list[int]] = {}
         for i, m in enumerate(inputs):
-            if m.staged:
+            if m.by_tma:
                 depth = self.depths[i]
                 self.groups.setdefault((changing[i], depth, min(m.delay, depth - 1)), []).append(i)
         self.constant = [not c for c in changing[len(inputs) :]]
@@ -241,12 +250,12 @@ def _loop(
             copy_gmem_to_smem(inputs[i].block(ids, step * 0), inputs[i].slot(buffers[i], slot), barrier.at[slot])
 
     def store(i: int, step: Any, commit: bool) -> None:
-        m = outputs[i]
-        copy_block_to_gmem(
-            m.slot(out_buffers[i], slot_of(step, p.depths[len(inputs) + i])),
-            m.block(unravel(step, grid), step * 0),
-            commit,
-        )
+        m, ids = outputs[i], unravel(step, grid)
+        block = m.slot(out_buffers[i], slot_of(step, p.depths[len(inputs) + i]))
+        if m.irregular:
+            scatter(m, m.index(ids), block, step * 0)
+        else:
+            copy_block_to_gmem(block, m.block(ids, step * 0), commit)
 
     for ((_, depth, _), members), barrier in groups:
 
@@ -264,6 +273,11 @@ def _loop(
                 barrier_wait(barrier.at[slot_of(step, depth)])
             else:
                 when(step == 0)(functools.partial(barrier_wait, barrier.at[0]))
+        for i, m in enumerate(inputs):
+            if m.irregular:
+                slot = m.slot(buffers[i], slot_of(step, p.depths[i]))
+                fetch = functools.partial(gather, m, m.index(ids), slot, step * 0)
+                fetch() if p.changing[i] else when(step == 0)(fetch)
         if streamed:  # what left the buffer `depth` steps ago has been read
             wait_smem_to_gmem(min(p.depths[len(inputs) + i] for i in streamed) - 1, wait_read_only=True)
         blocks = [
@@ -273,7 +287,8 @@ def _loop(
         carry = body(ids, *blocks) if carry is None else body(ids, *blocks, carry)
         commit_smem()  # the body's writes are visible to TMA, and all threads have read its inputs
         last = step == total - 1
-        finished = {i: last | moves(outputs[i], ids, unravel(step + 1, grid)) for i in visited}
+        ahead = unravel(jnp.minimum(step + 1, count(total - 1)), grid)  # index maps see places in the grid only
+        finished = {i: last | moves(outputs[i], ids, ahead) for i in visited}
         for i in streamed:
             store(i, step, i == streamed[-1])
         for i, done in finished.items():
@@ -285,12 +300,13 @@ def _loop(
             if changing and not (isinstance(total, int) and depth - delay >= total):
                 enough = (following < total) & (step >= delay) if delay else following < total
                 when(enough)(functools.partial(load, following, members, depth, barrier))
-        for done in finished.values():
-            when(done)(lambda: wait_smem_to_gmem(0, wait_read_only=True))
+        for i, done in finished.items():
+            if outputs[i].by_tma:
+                when(done)(lambda: wait_smem_to_gmem(0, wait_read_only=True))
         return carry
 
     carry = jax.lax.fori_loop(count(0), count(total), one, carry)
-    if staged:
+    if any(outputs[i].by_tma for i in staged):
         wait_smem_to_gmem(0)
     return carry
 
@@ -301,8 +317,9 @@ def slot_of(step: Any, depth: int) -> Any:
 
 def moves(m: Moved, ids: Ids, following: Ids) -> Any:
     """Whether the next step works on another block."""
-    changed = [a != b for a, b in zip(m.index(ids), m.index(following), strict=True)]
+    here, there = (jax.tree.leaves(m.index(i)) for i in (ids, following))
+    changed = [jnp.any(a != b) if jnp.ndim(a) else a != b for a, b in zip(here, there, strict=True)]
     return functools.reduce(operator.or_, [c for c in changed if not isinstance(c, bool)], jnp.bool_(False))
 
 
-__all__ = ["check_dims", "emit_pipeline", "is_scalar", "stream"]
+__all__ = ["check_place", "emit_pipeline", "is_scalar", "stream"]

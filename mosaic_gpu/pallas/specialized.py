@@ -86,6 +86,11 @@ def emit_pipeline_warp_specialized(
                 f"num_threads={there}"
             )
         inputs, outputs = operands.of(refs)
+        if irregular := next((m for m in (*inputs, *outputs) if m.irregular), None):
+            raise UnsupportedCall(
+                f"{WHERE}: {irregular.name}: threads copy blocks with BoundedSlice or Indirect dimensions, and a memory "
+                "warpgroup moves its blocks by TMA; use emit_pipeline in the warpgroup that computes"
+            )
         p = _Pipeline(body, operands.sizes, inputs, outputs, wg_axis, computing, memory, manual)
 
         def scope(buffers: Any, full: Any, consumed: Any, meet: Any) -> None:
@@ -264,7 +269,7 @@ class _Pipeline:
     def _store(self, step: Any, ids: Any) -> None:
         """Send away the outputs that are finished: those of every step in one group, others when their index moves on."""
         last = step == self.total - 1
-        following = unravel(step + 1, self.grid)
+        following = unravel(jnp.minimum(step + 1, count(self.total - 1)), self.grid)
 
         def send(i: int, commit: bool) -> None:
             m = self.outputs[i]

@@ -41,14 +41,22 @@ class Squeezed:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedSlice:
-    """Up to `block_size` elements; the index map returns a slice.  Named so that it can be refused with the way out."""
+    """Up to `block_size` elements; the index map returns a slice, `ds(start, size)`, whose size may be known at run time only.
+
+    The block has block_size elements along this dimension.  Behind the slice (and outside of the array) it reads zeros, and
+    what is written there is dropped: only the slice is written.  A size over block_size counts as block_size.
+    """
 
     block_size: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Indirect:
-    """Rows picked by an array of indices.  Named so that it can be refused with the way out."""
+    """`block_size` elements picked by an array of int32 indices of shape (block_size,), which the index map returns: a gather
+    of an input, a scatter of an output, whose indices must differ.
+
+    Indices outside of the array read zeros; what is written there is dropped.
+    """
 
     block_size: int
 
@@ -85,9 +93,10 @@ ANY = GMEM
 class BlockSpec:
     """Which block of an array a grid point works on.  Nothing is checked before the call sees the array.
 
-    block_shape: for each dimension an int (as Blocked), None (as Squeezed), Blocked, Element or Squeezed; None altogether:
-    the whole array.
-    index_map: (program ids, prefetch refs) -> one index for each dimension; None: zeros.
+    block_shape: for each dimension an int (as Blocked), None (as Squeezed), Blocked, Element, Squeezed, BoundedSlice or
+    Indirect (the last two are copied by the threads, not by TMA); None altogether: the whole array.
+    index_map: (program ids, prefetch refs) -> one index for each dimension (a slice for a BoundedSlice, an array for an
+    Indirect); None: zeros.
     pipeline_mode: `Buffered(n)`: n buffers in shared memory, whatever max_concurrent_steps is.
     transforms: how the block lies in shared memory (TilingTransform, SwizzleTransform), as wgmma needs it.
     delay_release: the body may leave work on an input's buffer in flight for so many further steps.
@@ -153,9 +162,9 @@ class BlockSpec:
 def _dim(where: str, name: str, d: Any) -> BlockDim:
     if d is None:
         return squeezed
-    if isinstance(d, (Squeezed, BoundedSlice, Indirect)):
+    if isinstance(d, Squeezed):
         return d
-    if isinstance(d, (Blocked, Element)):
+    if isinstance(d, (Blocked, Element, BoundedSlice, Indirect)):
         arguments.whole(where, name, d.block_size, 1)
         if isinstance(d, Element):
             low_high = arguments.whole_numbers(where, f"padding of {name}", d.padding, 0)

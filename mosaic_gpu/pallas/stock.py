@@ -21,6 +21,7 @@ from ..program import CompilerParams
 from . import lowering
 from .call import Call
 from .interpret import Place
+from .irregular import is_irregular
 from .mapping import BlockMapping, GridMapping, dynamic
 from .room import with_room
 from .specs import BlockDim, Blocked, Buffered, Element, Squeezed
@@ -119,7 +120,9 @@ def _dim_of(d: Any, name: str) -> BlockDim:
         return Blocked(int(getattr(d, "block_size", d)))
     if isinstance(d, pl.Element):
         return Element(d.block_size, tuple(d.padding))
-    raise UnsupportedCall(f"{name}: a block dimension {d} cannot be streamed; use Blocked, Element or None")
+    raise UnsupportedCall(
+        f"{name}: a block dimension {d} of a call of JAX's; plgpu.pallas_call has BoundedSlice and Indirect"
+    )
 
 
 def _scratch_of(aval: Any, name: str) -> Any:
@@ -176,4 +179,6 @@ def _stock_dim(d: BlockDim) -> Any:
     pl = _stock()
     if isinstance(d, Squeezed):
         return None
+    if is_irregular(d):
+        raise UnsupportedCall(f"{d}: Triton has no such block dimensions; use plgpu.CompilerParams()")
     return pl.Element(d.block_size, d.padding) if isinstance(d, Element) else pl.Blocked(d.block_size)

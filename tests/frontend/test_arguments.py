@@ -161,6 +161,8 @@ NOT_HERE |= {"mma", "inline_mgpu"}  # arguments by position; any
 NOT_HERE |= {"SemaphoreType", "SemaphoreSignal", "semaphore_signal_parallel", "semaphore_signal_multicast"}  # tests/ops
 NOT_HERE |= {"nd_loop", "run_state"}  # tests/frontend/test_loops_and_states.py
 NOT_HERE |= {"explain_config", "override_config"}  # tests/tune
+NOT_HERE |= {"align_to", "dslice", "find_swizzle", "multiple_of", "next_power_of_2", "planar_snake"}  # test_helpers.py
+NOT_HERE |= {"transpose_ref", "wgmma_accumulator_load", "with_scoped"}
 # Checked when they meet arrays; tests/pallas.
 NOT_HERE |= {
     "pallas_call",

@@ -216,6 +216,32 @@ def test_static_index_outside_is_refused_at_its_line(program, select, assert_at)
     assert isinstance(e.value, IndexError)
 
 
+def larger_than_the_array(x, o):
+    o[plgpu.ds(0, 64)] = x[plgpu.ds(0, 64)]  # larger
+
+
+def larger_than_the_view(x, o):
+    o[...] = x.at[plgpu.ds(8, 16)][plgpu.ds(0, 40)]  # larger
+
+
+def an_output(x, o):
+    o[plgpu.ds(0, 64)] = jnp.zeros((64, 32))  # larger
+
+
+def of_some_columns(x, o):
+    o[...] = x[:, plgpu.ds(0, 48)][:, :32]  # larger
+
+
+@pytest.mark.parametrize(
+    "body, extent", [(larger_than_the_array, 40), (larger_than_the_view, 16), (an_output, 40), (of_some_columns, 32)]
+)
+def test_a_slice_from_0_that_is_longer_than_the_array_is_refused(program, array, assert_at, body, extent):
+    """JAX 0.10 takes it, 0.12 does not; of a view it would reach into the neighbours."""
+    with pytest.raises(OutOfBounds, match=f"{extent}.* only where its start is traced") as e:
+        program(body, array(40, 32), out=array(40, 32))
+    assert_at(e.value, body, "larger")
+
+
 def test_a_tile_may_stick_out_of_a_gmem_array(program, array, assert_at):
     """TMA clips it. JAX refuses that for a static start; the error says what to do. An index must lie inside."""
 

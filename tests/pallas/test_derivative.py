@@ -71,6 +71,46 @@ def test_second_order_under_vmap_and_jit():
     np.testing.assert_allclose(jax.jit(second(f))(x), second(the_same)(x), rtol=1e-4, atol=1e-4)
 
 
+def scaled(f, x):
+    """A function of two numbers."""
+    return lambda v: f(x * v[0] + v[1])
+
+
+@BOTH
+def test_jacobians(interpret):
+    """jax.jacfwd is a vmap over tangents that asks for results without the batch."""
+    x, v = numbers(2, 8, 128), jnp.asarray([0.3, -0.2], F)
+    mine = scaled(call(branches_and_loops, interpret=interpret), x)
+    jaxs = scaled(the_same, x)
+    found = jax.jit(jax.jacfwd(mine))(v)
+    assert found.shape == (2, 8, 128, 2)
+    np.testing.assert_allclose(found, jax.jacfwd(jaxs)(v), rtol=1e-4, atol=1e-4)
+    y, found = jax.vmap(lambda t: jax.jvp(mine, (v,), (t,)), out_axes=(None, 0))(jnp.eye(2))
+    np.testing.assert_allclose(y, jaxs(v), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(found, np.moveaxis(jax.jacfwd(jaxs)(v), -1, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_jacobians_of_jacobians_and_batches_of_them():
+    x, v = numbers(2, 8, 128), jnp.asarray([[0.3, -0.2], [0.1, 0.5], [1.0, 0.2]], F)
+    mine = scaled(call(lambda x, o: o.__setitem__(..., jnp.sin(x[...]) * x[...])), x)
+    jaxs = scaled(lambda x: jnp.sin(x) * x, x)
+    for of in (
+        lambda f: jax.jacfwd(jax.jacfwd(f))(v[0]),
+        lambda f: jax.vmap(jax.jacfwd(f))(v),
+        lambda f: jax.jacfwd(jax.vmap(f))(v),
+        lambda f: jax.jacfwd(lambda s: jax.vmap(lambda v: jax.jvp(f, (v,), (v * s,)))(v))(0.5),
+    ):
+        for a, b in zip(jax.tree.leaves(of(mine)), jax.tree.leaves(of(jaxs)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+
+    def of_each(f):
+        """The inner batch is of values and tangents, the outer of tangents."""
+        return jax.vmap(lambda t: jax.vmap(lambda v: jax.jvp(f, (v,), (t,)))(v), out_axes=(None, 0))(jnp.eye(2))
+
+    for a, b in zip(of_each(mine), of_each(jaxs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+
+
 @BOTH
 def test_an_input_without_a_tangent_and_one_that_is_the_output(interpret):
     """d(x y + s) in x, s constant; x's buffer becomes the output's."""

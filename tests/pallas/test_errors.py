@@ -144,12 +144,6 @@ WRONG = {
         r"pipeline_mode of args\[0\] must be Buffered",
     ),
     "transforms": (call(in_specs=[spec(transforms=[3])]), TypeError, r"transforms of args\[0\]"),
-    "bounded slice": (
-        call(in_specs=[spec(plgpu.BoundedSlice(64), 128)]),
-        UnsupportedCall,
-        r"args\[0\]: a BoundedSlice dimension cannot be streamed; .*Element",
-    ),
-    "indirect": (call(in_specs=[spec(plgpu.Indirect(64), 128)]), UnsupportedCall, "scalar prefetch"),
     "collective": (call(in_specs=[spec(collective_axes=["c"])]), UnsupportedCall, "has no cluster for collective_axes"),
     "scratch": (call(scratch_shapes=[out(8)]), TypeError, "scratch_shapes must be a memory space"),
     "scratch's sequence": (call(scratch_shapes="x"), TypeError, "scratch_shapes must be a sequence"),

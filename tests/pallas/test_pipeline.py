@@ -296,10 +296,12 @@ def test_refusals():
         wrong(in_specs=[plgpu.BlockSpec((64, 128), lambda i: i)])(x)
     with pytest.raises(ValueError, match="same number of dimensions"):
         wrong(in_specs=[plgpu.BlockSpec((64,), lambda i: i)])(x)
-    with pytest.raises(UnsupportedCall, match="BoundedSlice dimension cannot be streamed"):
+    with pytest.raises(ValueError, match="index map of input 0 must return a slice, .*BoundedSlice.* at position 0"):
         wrong(in_specs=[plgpu.BlockSpec((plgpu.BoundedSlice(64), 128), lambda i: (i, 0))])(x)
-    with pytest.raises(UnsupportedCall, match="Indirect dimension cannot be streamed"):
+    with pytest.raises(ValueError, match="index map of input 0 must return 64 integers"):
         wrong(in_specs=[plgpu.BlockSpec((plgpu.Indirect(64), 128), lambda i: (i, 0))])(x)
+    with pytest.raises(ValueError, match="index map of input 0 returns a slice for Blocked"):
+        wrong(in_specs=[plgpu.BlockSpec((64, 128), lambda i: (plgpu.ds(0, 64), 0))])(x)
     with pytest.raises(UnsupportedCall, match="collective_axes"):
         wrong(in_specs=[plgpu.BlockSpec((64, 128), lambda i: (i, 0), collective_axes=("c",))])(x)
     with pytest.raises(ValueError, match="delay_release=2 must be less than its buffers, 2"):
