@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..errors import Race
-from .shadow import ASYNC, GENERIC, Access
+from .shadow import ASYNC, GENERIC, TENSOR, Access
 
 PROXIES = {
     GENERIC: "ordinary (generic proxy)",
     ASYNC: "asynchronous",
-    "tensor": "in tensor memory",
+    TENSOR: "in tensor memory",
 }
 
 
@@ -84,6 +84,12 @@ def _remedy(before: Access, after: Access, why: str) -> str:
     if why == "tmem":
         return "Barrier(orders_tensor_core=True), so that arrivals and waits carry the fences"
     ends = before.cleared_by
+    if before.moves_tmem and not after.moves_tmem and after.proxy == TENSOR:
+        # Each thread has waited for its own lanes; the one that issues products speaks for none of the others.
+        meet = "Barrier(orders_tensor_core=True), whose arrivals and waits carry the fences between them and the tensor core"
+        if own:
+            return f"{ends} by {before.who}, then its threads' arrival and wait on a {meet}: the one that issues must follow all"
+        return f"{ends} by {before.who}, then its arrival, for which {after.who} waits, on a {meet}"
     if not ends:
         if own:
             return (
