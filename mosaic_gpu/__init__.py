@@ -36,8 +36,11 @@ program run in processes without it.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
+
+from .collecting import recoverable
 
 __version__ = "0.1.0"
 
@@ -158,6 +161,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         importlib.import_module(f"{__name__}.ops")  # fills the rule tables
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        if _MODULE_OF[name].startswith("ops.") and inspect.isfunction(value):
+            value = recoverable(value)
         globals()[name] = value
         if name == "CompilerParams":
             _tell_stock_pallas()

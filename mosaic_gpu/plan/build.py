@@ -156,6 +156,20 @@ class PlanContext:
 
 def build_plan(program: Program, arch: str) -> Plan:
     """Plan a program for `arch` ('sm_90a', 'sm_100a', 'sm_103a').  Every legality error is raised here."""
+    check_launch(program)
+    splits = roles.split(program.body, program.thread_name, program.num_threads)
+    products = Products(program, arch, splits)
+    try:
+        return _plan(program, arch, splits, products)
+    except ResourceExceeded:
+        if not products.staged:
+            raise
+    # There may be room if no operands of products go from registers to tcgen05.
+    return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
+
+
+def check_launch(program: Program) -> None:
+    """UnsupportedCall for more warpgroups, blocks or elements than there can be."""
     if not 1 <= program.num_threads <= 8:
         raise UnsupportedCall(
             f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line
@@ -168,15 +182,6 @@ def build_plan(program: Program, arch: str) -> Plan:
     for v in program.inputs:
         if any(n >= 2**31 for n in v.shape):
             raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
-    splits = roles.split(program.body, program.thread_name, program.num_threads)
-    products = Products(program, arch, splits)
-    try:
-        return _plan(program, arch, splits, products)
-    except ResourceExceeded:
-        if not products.staged:
-            raise
-    # There may be room if no operands of products go from registers to tcgen05.
-    return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
 
 
 def _plan(program: Program, arch: str, splits: Sequence[Split], products: Products) -> Plan:
@@ -191,7 +196,7 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     notes += products.notes
     program = products.program
     early = waits_for_earlier_kernels([equations for _, equations in resolved])
-    names = [_name(s, program) for s in splits]
+    names = [role_name(s, program) for s in splits]
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
     ctx = PlanContext(program, arch, resources)
@@ -276,7 +281,7 @@ def refuse_types(e: Equation) -> None:
         raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 
 
-def _name(s: Split, program: Program) -> str:
+def role_name(s: Split, program: Program) -> str:
     return f"{program.thread_name or 'warpgroup'}{','.join(map(str, s.indices))}"
 
 
