@@ -17,6 +17,7 @@ from .. import arguments
 from ..collecting import to_its_end
 from ..errors import MosaicGpuError, UnsupportedCall
 from ..memory import GMEM_SPACE
+from ..ops import multimem
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
 from . import shard_map, transforms
@@ -146,6 +147,7 @@ class _Kernel:
         try:
             if traced is None:
                 traced = self.traces[key] = self.trace(tree, avals, out_leaves)
+            multimem.check_world(traced.program, shard_map.world())
             results = call_p.bind(*shard_map.alike(leaves), traced=traced)
         except MosaicGpuError as error:
             raise shortened(error)  # noqa: B904  (it is the same error)

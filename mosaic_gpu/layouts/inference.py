@@ -22,7 +22,7 @@ from ..ops.elementwise import PURE
 from ..program import Equation, Operand, Value, View, walk
 from .registers import Layout, LayoutName, RegisterLayout
 from .shared import ITEM_BITS, itemsize
-from .spread import default_layout
+from .spread import default_layout, spread
 
 
 @dataclasses.dataclass
@@ -60,6 +60,7 @@ class Solver:
         self.preferences: list[tuple[Equation, Value, LayoutName]] = []
         self.casts: list[tuple[Equation, Value, Value]] = []
         self.reduced: dict[int, set[int]] = {}
+        self.vectors: set[int] = set()
 
     # ---- called by rules ----------------------------------------------------------------------------------------------
     def same(self, e: Equation, operands: Sequence[Operand]) -> None:
@@ -116,6 +117,12 @@ class Solver:
         if isinstance(x, Value) and x.id not in self.splats:
             self._class(x)
             self.reduced.setdefault(x.id, set()).update(axes)
+
+    def neighbours(self, x: Operand) -> None:
+        """Where nothing else decides, a thread takes neighbours along x's last dimension, as many as an instruction moves."""
+        if isinstance(x, Value) and x.shape and x.id not in self.splats:
+            self._class(x)
+            self.vectors.add(x.id)
 
     def part(self, e: Equation, whole: Operand, part: Value) -> None:
         """part is a slice of whole: the same named layout for another shape."""
@@ -223,7 +230,8 @@ class Solver:
             if first.dtype not in ITEM_BITS:  # which the plan refuses; `check` looks at what is around it
                 continue
             axes = frozenset().union(*(self.reduced.get(m.id, ()) for m in c.members))
-            c.layout = default_layout(first.shape, itemsize(first.dtype), axes)
+            lay = spread if any(m.id in self.vectors for m in c.members) else default_layout
+            c.layout = lay(first.shape, itemsize(first.dtype), axes)
             while self._spread():
                 pass
         return {m.id: c.layout for c in self.classes.values() for m in c.members if c.layout is not None}

@@ -67,6 +67,7 @@ class PlanContext:
         self.filled_by_peers: frozenset[int] = frozenset()  # barriers that count what they store
         self.maps: list[TensorMapPlan] = []
         self.pointers: list[int] = []
+        self.multicast: list[int] = []
         self.dims: list[RuntimeDim] = []
 
     @property
@@ -98,8 +99,15 @@ class PlanContext:
 
     def pointer(self, ref: Value, line: Line | None) -> int:
         i = self.input_index(ref, line)
-        if i not in self.pointers:
-            self.pointers.append(i)
+        return self._address(self.pointers, i, ref)
+
+    def multicast_pointer(self, ref: Value, line: Line | None) -> int:
+        """As `pointer`, for the array's address in a multicast object."""
+        return self._address(self.multicast, self.input_index(ref, line), ref)
+
+    def _address(self, among: list[int], i: int, ref: Value) -> int:
+        if i not in among:
+            among.append(i)
         for axis in range(len(ref.shape)):  # strides and bounds
             self.runtime_dim(ref, axis)
         return i
@@ -256,6 +264,7 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
         tuple(ctx.dims),
         tuple(notes),
         early,
+        tuple(ctx.multicast),
     )
 
 

@@ -16,6 +16,7 @@ from ..codegen.build import compile_plan
 from ..codegen.emitter import ENTRY, emit, launch_grid, parameters
 from ..errors import DeviceMismatch, MosaicGpuError
 from ..layouts.shared import itemsize
+from ..ops.multimem import refuse_launch
 from ..plan.build import build_plan
 from ..plan.model import Plan
 from ..plan.tma import tensor_map_arguments
@@ -179,7 +180,9 @@ def launch_spec(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
 
     Buffers: the inputs, zeros for each semaphore, the outputs, the semaphores.
     shaped: inputs and outputs (counted on) whose extents are those that each call brings.
+    Raises NoMulticastObject for a kernel with multimem operations.
     """
+    refuse_launch(plan)
     built = compile_plan(plan, check_in_background=True)
     program = plan.program
     shapes = [v.shape for v in program.inputs]
