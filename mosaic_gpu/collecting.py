@@ -13,9 +13,11 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import Line, MosaicGpuError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,15 @@ def keep(failures: list[Failure], new: Failure) -> None:
     """Once: JAX traces the bodies of loops more than once."""
     if all((f.message, f.line) != (new.message, new.line) for f in failures):
         failures.append(new)
+
+
+def remembered(traces: dict[Any, T], key: Any, trace: Callable[[], T]) -> T:
+    """traces[key], traced where it is not there; a trace of which something may be missing is not kept."""
+    if FAILURES.get() is not None:
+        return trace()
+    if key not in traces:
+        traces[key] = trace()
+    return traces[key]
 
 
 def recoverable(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
-from ..collecting import to_its_end
+from ..collecting import remembered, to_its_end
 from ..errors import MosaicGpuError, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..ops import multimem
@@ -143,10 +143,8 @@ class _Kernel:
         leaves, tree, avals = self._flatten(args)
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))
-        traced = self.traces.get(key)
         try:
-            if traced is None:
-                traced = self.traces[key] = self.trace(tree, avals, out_leaves)
+            traced = remembered(self.traces, key, lambda: self.trace(tree, avals, out_leaves))
             multimem.check_world(traced.program, shard_map.world())
             results = call_p.bind(*shard_map.alike(leaves), traced=traced)
         except MosaicGpuError as error:

@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
-from ..collecting import to_its_end
+from ..collecting import remembered, to_its_end
 from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..frontend import shard_map
 from ..frontend.foreign import in_our_words, translated
@@ -164,9 +164,7 @@ class _PallasCall:
         leaves = [_array(n, x) for n, (_, x) in zip(names, paths, strict=True)]
         avals = tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
         key = (sizes, axes, tree, tuple((a.shape, a.dtype) for a in avals))
-        if key not in self.calls:
-            self.calls[key] = _trace(self, sizes, axes, tree, names, avals)
-        call, out_tree = self.calls[key]
+        call, out_tree = remembered(self.calls, key, lambda: _trace(self, sizes, axes, tree, names, avals))
         return call, out_tree, [*bounds, *leaves]
 
     @property

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mosaic_gpu.cli.targets import load_object
+from mosaic_gpu.cli.targets import load_object, programs_of
+from mosaic_gpu.collecting import collecting
+from mosaic_gpu.errors import IllegalInstruction
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.check import check_program
 
@@ -226,6 +228,19 @@ def test_nothing_is_collected_elsewhere(source):
     kernel = load_object(source, "tracing")
     with pytest.raises(TypeError, match="copy_gmem_to_smem"):
         kernel.program(jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
+
+
+def test_what_is_collected_is_not_kept(source):
+    """A kernel that was traced for `check`, with parts left out, is traced again for a call."""
+    x = jnp.zeros((64, 64), jnp.bfloat16)
+    for name, error in (("tracing", TypeError), ("ours", IllegalInstruction)):
+        function = load_object(source, name)
+        argument = x if name == "tracing" else jnp.zeros((128, 64), jnp.float32)
+        with collecting() as failures:
+            programs_of(function, [jax.ShapeDtypeStruct(argument.shape, argument.dtype)])
+        assert failures
+        with pytest.raises(error):
+            function(argument)
 
 
 def test_what_only_the_emitter_refuses(verb, source):
