@@ -86,10 +86,10 @@ def _remedy(before: Access, after: Access, why: str) -> str:
     ends = before.cleared_by
     if before.moves_tmem and not after.moves_tmem and after.proxy == TENSOR:
         # Each thread has waited for its own lanes; the one that issues products speaks for none of the others.
-        meet = "Barrier(orders_tensor_core=True), whose arrivals and waits carry the fences between them and the tensor core"
+        barrier = "Barrier(orders_tensor_core=True)"
         if own:
-            return f"{ends} by {before.who}, then its threads' arrival and wait on a {meet}: the one that issues must follow all"
-        return f"{ends} by {before.who}, then its arrival, for which {after.who} waits, on a {meet}"
+            return f"{ends} by {before.who}, then its arrival and its wait on a {barrier}, before one of its threads issues"
+        return f"{ends} by {before.who}, then its arrival on a {barrier} for which {after.who} waits"
     if not ends:
         if own:
             return (

@@ -132,7 +132,7 @@ def test_a_product_too_early(options, kinds, rule, found):
     if isinstance(e, Race):
         assert e.kind in kinds, (rule, e.kind, str(e))
         if "missing" not in e.kind and "commit_tmem() by" in e.remedy:
-            assert "then its arrival, for which" in e.remedy and "orders_tensor_core=True" in e.remedy
+            assert "then its arrival on a Barrier(orders_tensor_core=True) for which" in e.remedy
 
 
 def alone(*, stored=True, met=True, orders=True):
@@ -176,7 +176,10 @@ def test_a_product_of_what_its_own_warpgroup_stored(clean, found):
     for options in (dict(stored=False), dict(met=False), dict(stored=False, met=False)):
         e = found(alone(**options), x, y, arch="sm_100a")
         assert isinstance(e, Race) and e.between == "warpgroup", str(e)
-        assert "commit_tmem() by" in e.remedy and "arrival and wait on a Barrier(orders_tensor_core=True)" in e.remedy
+        assert (
+            "commit_tmem() by" in e.remedy
+            and "its arrival and its wait on a Barrier(orders_tensor_core=True)" in e.remedy
+        )
     e = found(alone(orders=False), x, y, arch="sm_100a")
     assert isinstance(e, Race) and e.kind == "missing tcgen05 fence" and "orders_tensor_core=True" in e.remedy
 
