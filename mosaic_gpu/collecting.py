@@ -1,8 +1,9 @@
-"""Errors of tracing that are collected instead of ending it, so that `mosaic-gpu check` shows all of them.
+"""Errors that are collected instead of ending what goes on, so that `mosaic-gpu check` shows all of them.
 
-A call of one of our operations that is refused is left out; where it has a result whose type its arguments tell (`gives` in
-ops/registry.py), something of that type stands for it.  Any other error ends the body in which it is raised (the kernel's, or
-one of `when`, `core_map`, `warp_map`), as no Python function can be resumed; tracing goes on behind that body.
+While a body is traced, a call of one of our operations that is refused is left out; where it has a result whose type its
+arguments tell (`gives` in ops/registry.py), something of that type stands for it.  Any other error ends the body in which it is
+raised (the kernel's, or one of `when`, `core_map`, `warp_map`), as no Python function can be resumed; tracing goes on behind
+that body.
 """
 
 from __future__ import annotations
@@ -53,6 +54,18 @@ def keep(failures: list[Failure], new: Failure) -> None:
     """Once: JAX traces the bodies of loops more than once."""
     if all((f.message, f.line) != (new.message, new.line) for f in failures):
         failures.append(new)
+
+
+@contextlib.contextmanager
+def kept(failures: list[MosaicGpuError] | None, line: Line | None = None) -> Iterator[None]:
+    """What is refused inside goes to a list, at `line` if it has none; None: it is raised."""
+    try:
+        yield
+    except MosaicGpuError as error:
+        error.line = error.line or line
+        if failures is None:
+            raise
+        failures.append(error)
 
 
 def remembered(traces: dict[Any, T], key: Any, trace: Callable[[], T]) -> T:

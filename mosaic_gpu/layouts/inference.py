@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from ..collecting import kept
 from ..errors import LayoutConflict, Line, MosaicGpuError
 from ..ops import registry
 from ..ops.elementwise import PURE
@@ -72,7 +73,7 @@ class Solver:
             c = self._class(arrays[0])
             c.made = c.made or e.line
         for a in arrays[1:]:
-            with self._refusals(e):
+            with kept(self.failures, e.line):
                 self._join(arrays[0], a, e)
 
     def pin(self, e: Equation, value: Value, layout: LayoutName) -> None:
@@ -139,24 +140,14 @@ class Solver:
         for e in equations:
             rule = registry.OPS[e.op].layouts_rule if e.op in registry.OPS else None
             if rule is not None:
-                with self._refusals(e):
+                with kept(self.failures, e.line):
                     rule(self, e)
             for v in (*e.results, *(x for r in e.regions for x in r.inputs)):
                 self.same(e, [v])
             for r in e.regions:
                 self.region(r.equations)
-            with self._refusals(e):
+            with kept(self.failures, e.line):
                 self._carries(e)
-
-    @contextlib.contextmanager
-    def _refusals(self, e: Equation) -> Iterator[None]:
-        try:
-            yield
-        except MosaicGpuError as error:
-            if self.failures is None:
-                raise
-            error.line = error.line or e.line
-            self.failures.append(error)
 
     def _carries(self, e: Equation) -> None:
         """Loop carries, branch results and scope results are the same value on the way through."""
@@ -218,7 +209,7 @@ class Solver:
             if not changed:
                 for e, value, layout in self.preferences:
                     if value.id not in self.splats and self._class(value).layout is None:
-                        with self._refusals(e):
+                        with kept(self.failures, e.line):
                             self.pin(e, value, layout)
                             changed = True
         # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.

@@ -28,7 +28,8 @@ from .build import PlanContext, build_plan, check_launch, refuse_types, role_nam
 from .model import Plan, Step
 from .peers import check_peer
 from .products import Products
-from .resources import Resources, allocate, budget_of, check_budgets
+from .registers import check_registers
+from .resources import Resources, allocate, budget_of, check_budgets, registers_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +86,25 @@ def check_program(program: Program, arch: str, traced: Sequence[Failure] = ()) -
         (role_name(s, program), s.indices, tried(lambda e=equations: budget_of(e)))  # type: ignore[misc]
         for s, (_, equations) in zip(splits, bodies, strict=True)
     ]
-    if any(f.rest or f.call == "set_max_registers" for f in traced) or any(b is None for _, _, b in budgets):
-        out.skipped.append("the sum of the register budgets, not all of which are known")
+    unknown = any(f.rest or f.call == "set_max_registers" for f in traced) or any(b is None for _, _, b in budgets)
+    if unknown:
+        out.skipped.append("the register budgets, not all of which are known")
     else:
         tried(lambda: check_budgets(budgets, program.num_threads))
-    resources = tried(lambda: allocate(program if products is None else products.program, bodies))
-    for _, equations in bodies:
-        _check_role(program, arch, equations, resources, out)
+    limits: list[MosaicGpuError] = []
+    resources = tried(lambda: allocate(program if products is None else products.program, bodies, limits))
+    for error in limits:
+        out.add(error, program.line)
+    if resources is None:
+        out.skipped.append("what operations need of buffers and barriers, which could not be placed")
+    for (name, _, budget), (_, equations) in zip(budgets, bodies, strict=True):
+        layouts = _check_role(program, arch, equations, resources, out)
+        if layouts is not None and not unknown:
+            found: list[MosaicGpuError] = []
+            registers = registers_for(budget, budgets, program.num_threads)
+            check_registers(name, equations, layouts, *registers, found)
+            for error in found:
+                out.add(error, program.line)
     if out.errors or traced:
         out.skipped.append("what shows only when the whole kernel is planned and emitted")
     else:
@@ -117,7 +130,8 @@ class _Recorder(Emitter):
 
 def _check_role(
     program: Program, arch: str, equations: Sequence[Equation], resources: Resources | None, out: Checked
-) -> None:
+) -> dict[int, RegisterLayout] | None:
+    """Every operation of a role; its layouts if all agree."""
     ctx = PlanContext(program, arch, resources) if resources is not None else None
     scopes: dict[int, Scope] = {}
     failed: set[int] = set()
@@ -134,6 +148,7 @@ def _check_role(
             shown = tuple(dict.fromkeys(_layout(v, layouts) for v in e.results if v.shape and v.space is None))
             costs = _costs(e, layouts, resources) if not refused and id(e) not in failed else ()
             out.findings.append(Finding(e.line, e.op, f"{table[0].value}/{table[1].value}", rule, shown, costs))
+    return None if refused else layouts
 
 
 def _plan_rules(

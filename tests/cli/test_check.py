@@ -89,6 +89,12 @@ def tracing(x, o, a, b, full):
     plgpu.get_global(3)  # ends the kernel
     plgpu.barrier_wait(b)  # not seen either
 
+@plgpu.kernel(out_type=F, scratch_types=[plgpu.SMEM((1024, 64), jnp.float32), plgpu.Barrier()])
+def large(x, o, tile, full):  # no room
+    plgpu.copy_gmem_to_smem(x, tile, full)  # too little
+    y = plgpu.load(tile, layout=plgpu.Layout.WGMMA)  # no registers
+    o[...] = jax.scipy.special.i0e(y[:128])  # neither a rule
+
 def twice(x):
     return good(good(x))
 
@@ -188,6 +194,18 @@ def test_four_mistakes_on_four_lines(verb, source):
     assert "4 failures" in shown and "not looked at: what shows only" in shown
 
 
+def test_what_there_is_too_little_of(verb, source):
+    """Limits of resources hide nothing of what else is wrong."""
+    data, lines = checked(verb, source, "large")
+    assert {n: [c for c, _ in x] for n, x in failures_of(lines).items()} == {
+        line_of("no room") - 1: ["ResourceExceeded"],  # the kernel's
+        line_of("too little"): ["IllegalInstruction"],
+        line_of("no registers"): ["ResourceExceeded"],
+        line_of("neither a rule"): ["UnsupportedPrimitive"],
+    }
+    assert data["skipped"] == ["what shows only when the whole kernel is planned and emitted"]
+
+
 def test_errors_of_tracing_are_collected(verb, source):
     """Calls that are refused are left out, or stand for what they would give; anything else ends its body only."""
     data = json.loads(verb("check", f"{source}:tracing", "--arg", "bf16[64,64]", "--json").stdout)
@@ -207,7 +225,7 @@ def test_errors_of_tracing_are_collected(verb, source):
     assert data["skipped"] == [
         f"_ behind line {line_of('ends the branch')}",
         f"tracing behind line {line_of('ends the kernel')}",
-        "the sum of the register budgets, not all of which are known",
+        "the register budgets, not all of which are known",
         "what shows only when the whole kernel is planned and emitted",
     ]
     assert lines[line_of("what it gives goes on")]["operations"], "what was traced before an end is shown"
