@@ -23,6 +23,7 @@ The names, by topic (each is documented where it is defined):
 - cluster launch control: dynamic_scheduling_loop, NDLoopInfo, try_cluster_cancel, query_cluster_cancel, TryClusterCancelResult
 - registers: set_max_registers, layout_cast, Layout, broadcasted_iota, load, store, to_fragments, from_fragments
 - global memory by many threads at once: atomic_add, atomic_max, atomic_min, atomic_and, atomic_or, atomic_xor
+- memory of several devices at once: multimem_load_reduce, multimem_store
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - looking inside: debug_print, debug_check, print_layout
 - grids of blocks: pallas_call, emit_pipeline, emit_pipeline_warp_specialized, GridSpec, PrefetchScalarGridSpec, CostEstimate
@@ -39,9 +40,11 @@ program run in processes without it.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .collecting import recoverable
 from .elsewhere import ELSEWHERE
 
 __version__ = "0.1.0"
@@ -116,6 +119,7 @@ _WHERE = {
     "ops.grid_dependency": ("griddepcontrol_launch_dependents", "griddepcontrol_wait"),
     "ops.grid": ("dim_size", "num_programs", "program_id"),
     "ops.launch_control": ("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
+    "ops.multimem": ("multimem_load_reduce", "multimem_store"),
     "ops.refs": ("load", "store"),
     "ops.registers": ("layout_cast", "set_max_registers"),
     "ops.semaphores": (
@@ -174,6 +178,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         importlib.import_module(f"{__name__}.ops")  # fills the rule tables
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        if _MODULE_OF[name].startswith("ops.") and inspect.isfunction(value):
+            value = recoverable(value)
         globals()[name] = value
         if name == "CompilerParams":
             _tell_stock_pallas()
@@ -273,6 +279,8 @@ if TYPE_CHECKING:
     from .ops.launch_control import TryClusterCancelResult as TryClusterCancelResult
     from .ops.launch_control import query_cluster_cancel as query_cluster_cancel
     from .ops.launch_control import try_cluster_cancel as try_cluster_cancel
+    from .ops.multimem import multimem_load_reduce as multimem_load_reduce
+    from .ops.multimem import multimem_store as multimem_store
     from .ops.refs import load as load
     from .ops.refs import store as store
     from .ops.registers import layout_cast as layout_cast

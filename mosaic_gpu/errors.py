@@ -127,6 +127,10 @@ class ToolchainError(MosaicGpuError, RuntimeError):
     """NVRTC, the disassembler or the driver is missing or refuses; the message names the versions."""
 
 
+class NoMulticastObject(MosaicGpuError, NotImplementedError):
+    """A launch of a kernel with multimem operations, whose addresses are of a multicast object (NVLS): nothing here makes one."""
+
+
 class DeviceMismatch(MosaicGpuError, ValueError):
     """A config or cubin of one GPU generation on a device of another."""
 

@@ -152,6 +152,11 @@ class View:
 Operand = Value | Literal | View
 
 
+def named_shape(x: Operand) -> str:
+    """For messages: the shape, and of a view whose part it is."""
+    return f"{x.shape} of {x.name}" if isinstance(x, View) else str(x.shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class Region:
     """Straight-line code with inputs and outputs."""

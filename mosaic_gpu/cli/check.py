@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import linecache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from ..collecting import Failure, collecting
 from ..errors import Line, MosaicGpuError
 from .common import ARCHS, FAILED, AsJson, Refusal, output, parse_json_option, print_json, table
 from .compile import target_arch
@@ -49,28 +51,26 @@ def check_kernel(
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     fields = parse_json_option(config, "--config")
-    from ..frontend.trace import FAILURES
     from ..runtime import device
     from .targets import Request, find_call, programs_for
 
-    traced: list[MosaicGpuError] = []
-    token = FAILURES.set(traced)
-    try:
-        request = Request(arch or target_arch(), shape, dtype, causal, False, fields)
-        with device.planning_for(device.multiprocessors(), request.arch):
-            programs = programs_for(*find_call(kernel, request, arg or ()), arch)
-    except MosaicGpuError as error:  # one that leaves nothing to go on with
-        data = _report(kernel, request.arch, [], [*traced, error], backends)
-    else:
-        from ..plan.check import check_program
+    request = Request(arch or target_arch(), shape, dtype, causal, False, fields)
+    with collecting() as traced:
+        try:
+            with device.planning_for(device.multiprocessors(), request.arch):
+                programs = programs_for(*find_call(kernel, request, arg or ()), arch)
+        except MosaicGpuError as error:  # one that leaves nothing to go on with
+            failures = [*traced, Failure(error, error.line, rest=f"the rest of {kernel}")]
+            data = _report(kernel, request.arch, [], failures, [], backends)
+        else:
+            from ..plan.check import check_program
 
-        target = arch or programs[0].params.arch or request.arch
-        checked = [check_program(p, target) for p in programs]
-        errors = [*traced, *(e for c in checked for e in c.errors)]
-        name = ", ".join(dict.fromkeys(p.name for p in programs))
-        data = _report(name, target, [f for c in checked for f in c.findings], errors, backends)
-    finally:
-        FAILURES.reset(token)
+            target = arch or programs[0].params.arch or request.arch
+            checked = [check_program(p, target, traced) for p in programs]
+            failures = [*traced, *(Failure(e, e.line) for c in checked for e in c.errors)]
+            name = ", ".join(dict.fromkeys(p.name for p in programs))
+            skipped = [s for c in checked for s in c.skipped]
+            data = _report(name, target, [f for c in checked for f in c.findings], failures, skipped, backends)
     if as_json:
         print_json(data)
     else:
@@ -79,7 +79,9 @@ def check_kernel(
         raise typer.Exit(FAILED)
 
 
-def _report(name: str, arch: str, findings: Any, errors: list[MosaicGpuError], backends: bool) -> dict[str, Any]:
+def _report(
+    name: str, arch: str, findings: Any, errors: Sequence[Failure], skipped: Sequence[str], backends: bool
+) -> dict[str, Any]:
     """The lines in the order of their files, each with its operations and failures."""
     lines: dict[tuple[str, int], dict[str, Any]] = {}
 
@@ -108,14 +110,22 @@ def _report(name: str, arch: str, findings: Any, errors: list[MosaicGpuError], b
             row["backends"] = [b for b, names in theirs.items() if names & {f.op, *THEIRS.get(f.op, ())}]
         at(f.line)["operations"].append(row)
     other = []
-    for error in errors:
-        failure = {"class": type(error).__name__, "message": error.message}
-        if error.line is None:
+    for f in errors:
+        failure = {"class": type(f.error).__name__, "message": f.message}
+        if f.line is None:
             other.append(failure)
         else:
-            at(error.line)["failures"].append(failure)
+            at(f.line)["failures"].append(failure)
     ordered = [lines[k] for k in sorted(lines)]
-    return {"kernel": name, "arch": arch, "ok": not errors, "lines": ordered, "failures": other}
+    missed = [*(f.rest for f in errors if f.rest), *skipped]
+    return {
+        "kernel": name,
+        "arch": arch,
+        "ok": not errors,
+        "lines": ordered,
+        "failures": other,
+        "skipped": list(dict.fromkeys(missed)),
+    }
 
 
 def _backends() -> dict[str, set[str]]:
@@ -150,5 +160,7 @@ def _print(data: dict[str, Any], backends: bool) -> None:
     for where, f in [*failures, *(("", f) for f in data["failures"])]:
         console.print(f"[bold red]{f['class']}[/] {escape(where)}", highlight=False, soft_wrap=True)
         console.print(f"  {escape(f['message'])}", highlight=False, soft_wrap=True)
+    for what in data["skipped"]:
+        console.print(f"[bold]not looked at:[/] {escape(what)}", highlight=False, soft_wrap=True)
     total = len(failures) + len(data["failures"])
     console.print(f"{data['kernel']}: {f'{total} failures' if total else 'every line has its rules'}")

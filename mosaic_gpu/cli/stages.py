@@ -122,6 +122,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "parameters": [
             *(f"map {i}" for i in range(len(plan.maps))),
             *(f"address of {inputs[i]}" for i in plan.pointers),
+            *(f"multicast address of {inputs[i]}" for i in plan.multicast),
             *(f"extent of {inputs[d.input]} axis {d.axis}" for d in plan.dims),
         ],
         "notes": list(plan.notes),

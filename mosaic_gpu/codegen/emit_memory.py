@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..layouts.access import by_matrix, global_vector, matrix_shifts, shared_vector, together
@@ -15,6 +16,8 @@ from ..plan.tma import TmaCopy
 from ..program import Affine, Operand, Value, View
 from .emit_values import ValueEmitter
 from .text import c_type, half, stored_type
+
+GlobalMove = Callable[[Value, int, int, str, str], None]
 
 
 class MemoryEmitter(ValueEmitter):
@@ -65,7 +68,7 @@ class MemoryEmitter(ValueEmitter):
             self._shared_array(access.view, result, store=False)
         else:
             self.declare(result)
-            self._global_array(access, result, store=False)
+            self.global_array(access, result, store=False)
 
     def store(self, step: Any) -> None:
         access, x = step.data, step.equation.operands[1]
@@ -91,7 +94,7 @@ class MemoryEmitter(ValueEmitter):
         elif access.kind == "smem":
             self._shared_array(access.view, x, store=True)
         else:
-            self._global_array(access, x, store=True)
+            self.global_array(access, x, store=True)
 
     def elected(self, tcgen05: bool = False) -> Any:
         raise NotImplementedError
@@ -294,7 +297,15 @@ class MemoryEmitter(ValueEmitter):
             if d.dim is None and d.size > 1
         ]
 
-    def _global_array(self, access: Any, x: Operand, store: bool) -> None:
+    def global_array(
+        self, access: Any, x: Operand, store: bool, base: str = "p", move: GlobalMove | None = None
+    ) -> None:
+        """Move an array's registers to or from global memory.
+
+        base: with the input's number, the parameter that holds its address.  move: emits what moves some neighbours (value, first
+        register, how many, address, whether they lie inside the array); None: a load or a store.
+        """
+        move = move or functools.partial(self._global_move, store=store)
         view: View = access.view
         layout = self.layout(x)
         assert layout is not None  # what goes to memory is never one value for all elements
@@ -322,12 +333,12 @@ class MemoryEmitter(ValueEmitter):
                 if k != along:
                     inside.append(f"{coordinates[-1]} < {self.runtime_dim(access.input, d)}")
             pointer, test = f"{name}_p{number}", f"{name}_in{number}"
-            start = f"p{access.input} + {self.global_index(access.input, coordinates)}"
+            start = f"{base}{access.input} + {self.global_index(access.input, coordinates)}"
             self.line(f"{stored_type(x.dtype)}* {pointer} = {start}; bool {test} = {' && '.join(inside) or 'true'};")
             for i in registers:
                 shift = layout.register_part(i)[along] * view.dims[last].stride if along is not None else 0
                 there = test if along is None else f"{test} && {shift} < {name}_left"
-                self._global_move(x, i, width, f"{pointer} + {shift}", there, store)
+                move(x, i, width, f"{pointer} + {shift}", there)
 
     def _global_move(self, x: Value, i: int, width: int, place: str, test: str, store: bool) -> None:
         """Move `width` registers of `x` from index i on, where `test` says that they lie inside the array; else load zeros."""

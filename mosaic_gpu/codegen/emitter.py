@@ -44,7 +44,7 @@ template <int SPAN> DI u32 swizzle(u32 offset) { return offset ^ (((offset >> 7)
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A kernel parameter, in order.  kind: 'map' (index), 'pointer' (input), 'dim' (input, axis) or 'grid' (axis)."""
+    """A kernel parameter, in order.  kind: 'map' (index), 'pointer', 'multicast' (input), 'dim' (input, axis), 'grid' (axis)."""
 
     kind: str
     index: int
@@ -55,6 +55,7 @@ def parameters(plan: Plan) -> tuple[Parameter, ...]:
     """The kernel's parameters: TMA descriptors, addresses, extents, and grid extents where blockIdx cannot carry them."""
     out = [Parameter("map", i) for i in range(len(plan.maps))]
     out += [Parameter("pointer", i) for i in plan.pointers]
+    out += [Parameter("multicast", i) for i in plan.multicast]
     out += [Parameter("dim", d.input, d.axis) for d in plan.dims]
     if len(plan.program.grid) > 3:
         out += [Parameter("grid", i) for i in range(len(plan.program.grid) - 2)]
@@ -129,6 +130,8 @@ class Emitter(ScanEmitter, MmaEmitter):
             return f"const __grid_constant__ TensorMap map{p.index}"
         if p.kind == "pointer":
             return f"{stored_type(self.plan.program.inputs[p.index].dtype)}* p{p.index}"
+        if p.kind == "multicast":
+            return f"{stored_type(self.plan.program.inputs[p.index].dtype)}* multicast{p.index}"
         return f"int n{p.index}_{p.axis}" if p.kind == "dim" else f"int grid_n{p.index}"
 
     def _prologue(self) -> None:
@@ -141,8 +144,8 @@ class Emitter(ScanEmitter, MmaEmitter):
         self.line("const int tid = threadIdx.x % 128, lane = threadIdx.x % 32;")
         self.line("(void)smem; (void)wg; (void)warp; (void)tid; (void)lane;")
         blocks = math.prod(program.cluster)
-        if blocks > 1:
-            self.line(f"const int rank = blockIdx.x % {blocks};")
+        if program.cluster:  # of one block, too: it has a rank
+            self.line(f"const int rank = blockIdx.x % {blocks}; (void)rank;")
             below = blocks
             for i, n in enumerate(program.cluster):
                 below //= n

@@ -30,6 +30,7 @@ _FILES = (
     "griddep",
     "semaphores",
     "atomics",
+    "multimem",
     "tma",
     "math",
     "pairs",

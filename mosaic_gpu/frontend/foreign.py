@@ -26,6 +26,16 @@ REF_AS_ARRAY = re.compile(
 DOES = {"swap": "is stored to", "addupdate": "is added to"}
 
 
+UNBOUND = "Found an unbound axis name"
+
+
+def in_our_words(error: Exception) -> Exception:
+    """As `translated` where that knows the error; an unbound axis, which `kernel` alone can explain, is raised on."""
+    if isinstance(error, NameError) and str(error).startswith(UNBOUND):
+        raise error
+    return translated(error, None) or error
+
+
 def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
     """The error of ours for one of JAX's, at `line`; None for any other."""
     text = str(error)

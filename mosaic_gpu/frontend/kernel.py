@@ -14,12 +14,14 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
+from ..collecting import remembered, to_its_end
 from ..errors import MosaicGpuError, UnsupportedCall
 from ..memory import GMEM_SPACE
+from ..ops import multimem
 from ..program import CompilerParams, Equation, Program, Value, format_program
 from ..simulator.params import SimulatorParams
 from . import shard_map, transforms
-from .foreign import translated
+from .foreign import UNBOUND, translated
 from .memory import RefType
 from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
@@ -141,10 +143,9 @@ class _Kernel:
         leaves, tree, avals = self._flatten(args)
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))
-        traced = self.traces.get(key)
         try:
-            if traced is None:
-                traced = self.traces[key] = self.trace(tree, avals, out_leaves)
+            traced = remembered(self.traces, key, lambda: self.trace(tree, avals, out_leaves))
+            multimem.check_world(traced.program, shard_map.world())
             results = call_p.bind(*shard_map.alike(leaves), traced=traced)
         except MosaicGpuError as error:
             raise shortened(error)  # noqa: B904  (it is the same error)
@@ -191,13 +192,37 @@ class _Kernel:
             outputs = flat[len(avals) : len(avals) + len(outs)]
             given = jax.tree.unflatten(scratch_tree, flat[len(avals) + len(outs) :])
             positional, named = ((), given) if isinstance(given, Mapping) else (tuple(given), {})
-            result = self.body(*inputs, *outputs, *positional, **named)
-            if result is not None:
-                raise ValueError(
-                    f"the kernel {self.name} at {line} should return None; it returned {arguments.shown(result)}. Results are "
-                    "stored to output Refs: o[...] = x"
-                )
+
+            def run() -> None:
+                result = self.body(*inputs, *outputs, *positional, **named)
+                if result is not None:
+                    raise ValueError(
+                        f"the kernel {self.name} at {line} should return None; it returned {arguments.shown(result)}. Results "
+                        "are stored to output Refs: o[...] = x"
+                    )
+
+            to_its_end(run, said)
             return ()
+
+        def said(error: Exception) -> Exception:
+            """What is raised for an error of the body's."""
+            at = raised_at(error, line)
+            if isinstance(error, NameError) and str(error).startswith(UNBOUND):  # JAX's, which then speaks of shard_map
+                have = ", ".join(n for n, _ in axes) or "none"
+                return UnsupportedCall(
+                    f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
+                    at,
+                )
+            if isinstance(error, jax.errors.TracerBoolConversionError):
+                error.add_note(
+                    "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where, and take a "
+                    "slice from there on with plgpu.ds(start, size)."
+                )
+            elif isinstance(error, MosaicGpuError):
+                error.line = error.line or at
+            elif isinstance(error, (AttributeError, TypeError, ValueError)):
+                return translated(error, at) or error
+            return error
 
         axes = [*zip(o["grid_names"], o["grid"], strict=False), *zip(o["cluster_names"], o["cluster"], strict=False)]
         if o["thread_name"] is not None:
@@ -205,26 +230,9 @@ class _Kernel:
         try:
             types = (*refs, *(s.aval() for s in scratch))
             closed = shard_map.traced_outside(lambda: jax.make_jaxpr(traced_body, axis_env=axes)(*types))
-        except NameError as error:
-            if not str(error).startswith("Found an unbound axis name"):  # JAX's, which then speaks of shard_map
-                raise
-            have = ", ".join(n for n, _ in axes) or "none"
-            raise UnsupportedCall(
-                f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
-                raised_at(error, line),
-            ) from None
-        except jax.errors.TracerBoolConversionError as error:
-            error.add_note(
-                "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where, and take a "
-                "slice from there on with plgpu.ds(start, size)."
-            )
-            raise
-        except MosaicGpuError as error:
-            error.line = error.line or raised_at(error, line)
-            raise
-        except (AttributeError, TypeError, ValueError) as error:
-            ours = translated(error, raised_at(error, line))
-            if ours is None:
+        except Exception as error:
+            ours = said(error)
+            if ours is error:
                 raise
             raise ours.with_traceback(error.__traceback__) from None  # the frames of the body
         tracer = Tracer()

@@ -13,7 +13,9 @@ import numpy as np
 from jax import export
 
 from .. import arguments
+from ..collecting import to_its_end
 from ..errors import UnsupportedCall, UnsupportedPrimitive
+from .foreign import in_our_words
 from .memory import InitialAccumulator, RefType
 from .primitives import get_global_p, is_ref, run_scoped_p, slice_class, warp_branch_p, warp_map_p
 from .trace import leaf_names
@@ -31,7 +33,7 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
         arguments.function("when", "the decorated object", body)
 
         def branch() -> None:
-            body()
+            to_its_end(body, in_our_words)
 
         if isinstance(condition, (bool, np.bool_)):
             if condition:
@@ -225,7 +227,7 @@ def warp_map(f: Callable[[Any], None]) -> None:
     arguments.function("warp_map", "f", f)
 
     def body(warp: Any) -> tuple[()]:
-        f(warp)
+        to_its_end(lambda: f(warp), in_our_words)
         return ()
 
     closed = jax.make_jaxpr(body)(jax.ShapeDtypeStruct((), jax.numpy.int32))
@@ -263,7 +265,7 @@ def core_map(mesh: WarpMesh) -> Callable[[Callable[[], None]], None]:
             raise ValueError(f"WarpMesh: the kernel has an axis {name!r} already; give the warps another name")
 
         def body() -> tuple[()]:
-            f()
+            to_its_end(f, in_our_words)
             return ()
 
         closed = jax.make_jaxpr(body, axis_env=[(name, 4)])()
@@ -276,7 +278,7 @@ def bind_warp_branch(condition: Any, body: Callable[[], None]) -> None:
     """Trace the body of `when_any_in_warp`."""
 
     def traced() -> tuple[()]:
-        body()
+        to_its_end(body, in_our_words)
         return ()
 
     closed = jax.make_jaxpr(traced)()

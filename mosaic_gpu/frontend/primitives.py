@@ -155,6 +155,16 @@ def axis_index_of(name: str) -> Any:
     return jax.lax.axis_index(name)
 
 
+# What stands for the result of a call that was refused, where errors are collected.
+refused_p = new_primitive("refused")
+refused_p.def_abstract_eval(lambda *, shape, dtype: [jax.core.ShapedArray(shape, jax.numpy.dtype(dtype))])
+
+
+def refused(shape: Any, dtype: Any) -> Any:
+    """A value of that type that nothing defines."""
+    return refused_p.bind(shape=tuple(shape), dtype=dtype_name(jax.numpy.dtype(dtype)))[0]
+
+
 # Operations with a body: one jaxpr closed over the values and Refs around it.
 run_scoped_p = new_primitive("run_scoped")
 run_scoped_p.def_abstract_eval(lambda *a, jaxpr, collective_axes, names: [v.aval for v in jaxpr.outvars])

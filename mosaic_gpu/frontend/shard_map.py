@@ -23,6 +23,15 @@ def inside_shard_map() -> bool:
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
+def world() -> dict[str, int]:
+    """The axes of the mesh that a shard_map around maps over, with their sizes; empty without one."""
+    return (
+        {str(name): int(size) for name, size in jax.sharding.get_abstract_mesh().shape.items()}
+        if inside_shard_map()
+        else {}
+    )
+
+
 def varying(aval: Any) -> frozenset[Any]:
     """The mesh axes along which a value varies; empty where JAX does not keep account of that."""
     return frozenset(getattr(getattr(aval, "manual_axis_type", None), "varying", ()))

@@ -312,6 +312,10 @@ def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) ->
     out.append(Equation("broadcast_in_dim", (x,), tr.define(e.outvars), params, (), line))
 
 
+def _refused(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    tr.define(e.outvars)
+
+
 STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]] = {
     "get": _get,
     "swap": _swap,
@@ -326,6 +330,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "axis_index": _axis_index,
     "broadcast_to": _broadcast_to,
     "debug_print": _debug_print,
+    "refused": _refused,
     "dot_general": dot_general,
     **RANDOM,
     **GATHERS,

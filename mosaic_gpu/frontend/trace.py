@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -15,6 +14,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from ..collecting import FAILURES, Failure, keep
 from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
@@ -53,10 +53,6 @@ IDENTITY = {
     "multiple_of",
 }
 SAME_AS = {"add_any": "add"}  # what autodiff writes, and the operation that it is
-
-
-# Where errors go instead of ending a trace; None: they end it.
-FAILURES: contextvars.ContextVar[list[MosaicGpuError] | None] = contextvars.ContextVar("failures", default=None)
 
 
 def user_line(equation: Any, outer: Line | None) -> Line | None:
@@ -147,13 +143,13 @@ class Tracer:
                 self.tried(e, out, user_line(e, line), self.failures)
         return [self.read(v) for v in inner.outvars]
 
-    def tried(self, e: Any, out: list[Equation], line: Line | None, failures: list[MosaicGpuError]) -> None:
+    def tried(self, e: Any, out: list[Equation], line: Line | None, failures: list[Failure]) -> None:
         """As `equation`; an error is kept, and what would have come out stands for itself."""
         try:
             self.equation(e, out, line)
         except MosaicGpuError as error:
             error.line = error.line or line
-            failures.append(error)
+            keep(failures, Failure(error, error.line))
             self.define([v for v in e.outvars if v not in self.env])
 
     def constant(self, c: Any, line: Line | None) -> Operand:

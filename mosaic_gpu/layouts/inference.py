@@ -16,13 +16,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ..errors import LayoutConflict, Line
+from ..collecting import kept
+from ..errors import LayoutConflict, Line, MosaicGpuError
 from ..ops import registry
 from ..ops.elementwise import PURE
 from ..program import Equation, Operand, Value, View, walk
 from .registers import Layout, LayoutName, RegisterLayout
-from .shared import itemsize
-from .spread import default_layout
+from .shared import ITEM_BITS, itemsize
+from .spread import default_layout, spread
 
 
 @dataclasses.dataclass
@@ -44,9 +45,13 @@ class _Relation:
 
 
 class Solver:
-    """Collects constraints while walking a role's equations (ops' layouts rules call its methods), then solves."""
+    """Collects constraints while walking a role's equations (ops' layouts rules call its methods), then solves.
 
-    def __init__(self, splats: set[int]) -> None:
+    failures: where what is refused goes; None: it is raised.
+    """
+
+    def __init__(self, splats: set[int], failures: list[MosaicGpuError] | None = None) -> None:
+        self.failures = failures
         self.splats = splats
         self.parent: dict[int, int] = {}
         self.classes: dict[int, _Class] = {}
@@ -56,6 +61,7 @@ class Solver:
         self.preferences: list[tuple[Equation, Value, LayoutName]] = []
         self.casts: list[tuple[Equation, Value, Value]] = []
         self.reduced: dict[int, set[int]] = {}
+        self.vectors: set[int] = set()
 
     # ---- called by rules ----------------------------------------------------------------------------------------------
     def same(self, e: Equation, operands: Sequence[Operand]) -> None:
@@ -67,7 +73,8 @@ class Solver:
             c = self._class(arrays[0])
             c.made = c.made or e.line
         for a in arrays[1:]:
-            self._join(arrays[0], a, e)
+            with kept(self.failures, e.line):
+                self._join(arrays[0], a, e)
 
     def pin(self, e: Equation, value: Value, layout: LayoutName) -> None:
         """`value` has this layout."""
@@ -112,6 +119,12 @@ class Solver:
             self._class(x)
             self.reduced.setdefault(x.id, set()).update(axes)
 
+    def neighbours(self, x: Operand) -> None:
+        """Where nothing else decides, a thread takes neighbours along x's last dimension, as many as an instruction moves."""
+        if isinstance(x, Value) and x.shape and x.id not in self.splats:
+            self._class(x)
+            self.vectors.add(x.id)
+
     def part(self, e: Equation, whole: Operand, part: Value) -> None:
         """part is a slice of whole: the same named layout for another shape."""
         if isinstance(whole, Value) and not self.splats & {whole.id, part.id}:
@@ -127,12 +140,14 @@ class Solver:
         for e in equations:
             rule = registry.OPS[e.op].layouts_rule if e.op in registry.OPS else None
             if rule is not None:
-                rule(self, e)
+                with kept(self.failures, e.line):
+                    rule(self, e)
             for v in (*e.results, *(x for r in e.regions for x in r.inputs)):
                 self.same(e, [v])
             for r in e.regions:
                 self.region(r.equations)
-            self._carries(e)
+            with kept(self.failures, e.line):
+                self._carries(e)
 
     def _carries(self, e: Equation) -> None:
         """Loop carries, branch results and scope results are the same value on the way through."""
@@ -169,14 +184,14 @@ class Solver:
         ra, rb = self._root(a), self._root(b)
         if ra == rb:
             return
-        x, y = self.classes[ra], self.classes.pop(rb)
+        x, y = self.classes[ra], self.classes[rb]
+        if x.layout is not None and y.layout is not None and not x.layout.same_map(y.layout):
+            raise _conflict(x.layout, x.line, y.layout, y.line, e)
+        del self.classes[rb]
         self.parent[rb] = ra
         x.members += y.members
-        if y.layout is not None:
-            if x.layout is not None and not x.layout.same_map(y.layout):
-                raise _conflict(x.layout, x.line, y.layout, y.line, e)
-            if x.layout is None:
-                x.layout, x.line = y.layout, y.line
+        if x.layout is None:
+            x.layout, x.line = y.layout, y.line
 
     def _set(self, value: Value, layout: RegisterLayout, e: Equation) -> None:
         c = self._class(value)
@@ -194,16 +209,20 @@ class Solver:
             if not changed:
                 for e, value, layout in self.preferences:
                     if value.id not in self.splats and self._class(value).layout is None:
-                        self.pin(e, value, layout)
-                        changed = True
+                        with kept(self.failures, e.line):
+                            self.pin(e, value, layout)
+                            changed = True
         # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.
         for root in sorted(self.classes, key=lambda r: -math.prod(self.classes[r].members[0].shape)):
             c = self.classes[root]
             if c.layout is not None:
                 continue
             first = c.members[0]
+            if first.dtype not in ITEM_BITS:  # which the plan refuses; `check` looks at what is around it
+                continue
             axes = frozenset().union(*(self.reduced.get(m.id, ()) for m in c.members))
-            c.layout = default_layout(first.shape, itemsize(first.dtype), axes)
+            lay = spread if any(m.id in self.vectors for m in c.members) else default_layout
+            c.layout = lay(first.shape, itemsize(first.dtype), axes)
             while self._spread():
                 pass
         return {m.id: c.layout for c in self.classes.values() for m in c.members if c.layout is not None}
@@ -337,8 +356,8 @@ def _needed_whole(equations: Sequence[Equation]) -> set[int]:
     return found
 
 
-def infer(equations: Sequence[Equation]) -> dict[int, RegisterLayout]:
-    """Register layouts of all arrays of a role, by value id.  Raises LayoutConflict naming both lines."""
-    solver = Solver(_splats(equations))
+def infer(equations: Sequence[Equation], failures: list[MosaicGpuError] | None = None) -> dict[int, RegisterLayout]:
+    """Register layouts of all arrays of a role, by value id.  Raises LayoutConflict naming both lines; `failures` collects."""
+    solver = Solver(_splats(equations), failures)
     solver.region(equations)
     return solver.solve(equations)

@@ -14,7 +14,7 @@ from typing import Any
 from .. import arguments
 from ..errors import IllegalInstruction, UnsupportedCall
 from ..program import Affine, Equation, View
-from .registry import BOTH, WARP, WARPGROUP, Op, op
+from .registry import BOTH, WARP, WARPGROUP, Op, gives, op
 
 SCOPES = (WARPGROUP, WARP)
 barrier_arrive_p = op("barrier_arrive", issues_only=True)
@@ -75,6 +75,7 @@ def barrier_arrive_and_wait(barrier: Any) -> None:
     barrier_wait(barrier)
 
 
+@gives(lambda barrier: ((), "bool"))
 def barrier_test(barrier: Any) -> Any:
     """Whether the next phase of an mbarrier, as this role counts them, has completed: a bool, without waiting.
 

@@ -22,7 +22,7 @@ from ..layouts.registers import Digit, RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import Equation, View
 from .elementwise import FLOATS, INTEGERS, numpy_dtype
-from .registry import WARPGROUP, op
+from .registry import WARPGROUP, gives, like, op
 
 dot_general = op(
     "dot_general",
@@ -36,6 +36,7 @@ MMA_TYPES = ("float16", "bfloat16", "int8", "uint8")
 ACCURATE = "exact"  # parameter `precision`: float32 products of all 24 bits
 
 
+@gives(like)
 def mma(acc: Any, a: Any, b: Any, /) -> Any:
     """acc + a @ b of register arrays, at once: (m, n) float32 or int32, (m, k) and (k, n) of float16, bfloat16, int8 or uint8.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import arguments
 from ..program import Equation
-from .registry import BOTH, WARPGROUP, op
+from .registry import BOTH, WARPGROUP, gives, like, op
 
 exp2_fma_p = op("exp2_fma", instead="a scalar takes jnp.exp2")
 # 2^f for f in [-1/2, 1/2]; also in prelude/math.cuh
@@ -16,6 +16,7 @@ POLYNOMIAL = (0.99992814, 0.69326097, 0.24260999, 0.05517109)
 ROUNDS = np.float32(1.5 * 2**23)  # added to a float32, it leaves the nearest whole number in the low bits
 
 
+@gives(like)
 def exp2_fma(x: Any) -> Any:
     """2^x of a float32 register array by a polynomial of degree 3, without the special function units.
 

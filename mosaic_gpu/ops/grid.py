@@ -7,7 +7,7 @@ from typing import Any
 from .. import arguments
 from ..errors import UnsupportedCall
 from ..program import Equation, View
-from .registry import BOTH, WARP, WARPGROUP, op
+from .registry import BOTH, WARP, WARPGROUP, gives, op, whole_number
 
 SCOPES = (WARPGROUP, WARP)
 axis_index = op("axis_index", issues_only=True)
@@ -41,6 +41,7 @@ def _(sim: Any, step: Any) -> None:
     sim.write(step.equation.results[0], sim.axis(*step.data))
 
 
+@gives(whole_number)
 def program_id(axis: int) -> Any:
     """Index of this block along grid dimension `axis` (int32)."""
     from ..frontend.primitives import bind
@@ -48,6 +49,7 @@ def program_id(axis: int) -> Any:
     return bind(program_id_p, axis=arguments.whole("program_id", "axis", axis, 0))[0]
 
 
+@gives(whole_number)
 def num_programs(axis: int) -> Any:
     """Blocks along grid dimension `axis` (int32, a run-time value: the grid does not enter the cubin)."""
     from ..frontend.primitives import bind
@@ -98,6 +100,7 @@ def _(sim: Any, step: Any) -> None:
     sim.write(step.equation.results[0], sim.program.grid[step.data[1]])
 
 
+@gives(whole_number)
 def dim_size(ref: Any, axis: int) -> Any:
     """Extent of dimension `axis` of a GMEM Ref as a run-time int32.
 

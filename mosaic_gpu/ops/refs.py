@@ -14,7 +14,7 @@ from .. import arguments
 from ..errors import UnsupportedCall, UnsupportedPrimitive
 from ..layouts.registers import Layout, LayoutName, checked_layout
 from ..program import Equation, Literal, View
-from .registry import BOTH, WARP, WARPGROUP, op
+from .registry import BOTH, WARP, WARPGROUP, gives, like, op
 
 get_p = op("get", issues_only=True)
 swap_p = op("swap", issues_only=True)
@@ -34,6 +34,7 @@ class Access:
     input: int = -1
 
 
+@gives(like)
 def load(ref: Any, *, layout: LayoutName | None = None, mask: Any = None, other: Any = None) -> Any:
     """`ref[...]` (SMEM or GMEM) in register layout `layout`.
 

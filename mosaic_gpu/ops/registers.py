@@ -9,7 +9,7 @@ from ..errors import RegisterBudgetError
 from ..layouts.registers import LayoutName, checked_layout
 from ..program import Equation
 from .moves import Map, define_move
-from .registry import BOTH, WARPGROUP, op
+from .registry import BOTH, WARPGROUP, gives, like, op
 
 set_max_registers_p = op(
     "set_max_registers", issues_only=True, instead="call it in the warpgroup's role, outside warp_map"
@@ -56,6 +56,7 @@ def _(sim: Any, step: Any) -> None:
     pass  # the plan has checked the sum: there is always room
 
 
+@gives(like)
 def layout_cast(x: Any, layout: LayoutName) -> Any:
     """Pin the register layout of `x`; what computes it is laid out to match where that is free."""
     from ..frontend.primitives import bind

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import Line, UnsupportedPrimitive
 
@@ -112,6 +112,32 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def gives(result: Callable[..., tuple[Any, Any]]) -> Callable[[F], F]:
+    """Beside an operation's Python function: (shape, dtype) of its result, from the same arguments.
+
+    `check` goes on with it where the call itself is refused.
+    """
+
+    def add(function: F) -> F:
+        function.gives = result  # type: ignore[attr-defined]
+        return function
+
+    return add
+
+
+def like(x: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    """For `gives`: as the first argument."""
+    return x.shape, x.dtype
+
+
+def whole_number(*_: Any, **__: Any) -> tuple[Any, Any]:
+    """For `gives`: an int32 scalar."""
+    return (), "int32"
 
 
 def op(

@@ -16,7 +16,7 @@ from .. import arguments
 from ..errors import UnsupportedCall
 from ..program import Affine, Equation, Operand, View
 from .barriers import single
-from .registry import BOTH, WARP, WARPGROUP, op
+from .registry import BOTH, WARP, WARPGROUP, gives, op, whole_number
 
 SCOPES = (WARPGROUP, WARP)
 signal_p = op("semaphore_signal", issues_only=True)
@@ -94,6 +94,7 @@ def semaphore_wait(semaphore: Any, value: Any = 1, *, decrement: bool = True, me
     bind(wait_p, single(semaphore), value, decrement=taken, scope=memory_scope)
 
 
+@gives(whole_number)
 def semaphore_read(semaphore: Any) -> Any:
     """The value of a semaphore, an int32 scalar, the same in all threads.  It orders nothing: wait for what is to be read."""
     from ..frontend.primitives import bind
@@ -101,6 +102,7 @@ def semaphore_read(semaphore: Any) -> Any:
     return bind(read_p, single(semaphore))[0]
 
 
+@gives(whole_number)
 def semaphore_fetch_add(semaphore: Any, inc: Any = 1) -> Any:
     """Add `inc` (an int32 scalar) to a semaphore and return what it was before, an int32 scalar, the same in all threads.
 

@@ -16,7 +16,7 @@ from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.operands import SharedOperand, shared_operand
 from ..layouts.shared import itemsize
 from ..layouts.tmem import SCALE_ROWS, MetadataPart, Part, ScalesPart, TmemPart, metadata_part, scales_part, tmem_part
-from ..program import Equation, Operand, View
+from ..program import Equation, Operand, View, named_shape
 from .barriers import BarrierUse, barrier_use, single
 from .registry import SM100, WARP, WARPGROUP, op
 from .tcgen05_rules import (
@@ -200,14 +200,21 @@ def _(
             if len(scale.shape) != 2:
                 each = "bytes" if name == "a_sparse_metadata" else "factors"
                 raise ValueError(f"tcgen05_mma: {name} has shape {scale.shape}; it is (rows, {each} of a row)")
-    kept = 1 if a_sparse_metadata is None else 2  # of so many elements of a row A has one
-    fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] * kept == b.shape[0]
-    n = b.shape[-1] * (1 if collective_axis is None else 2) if b.shape else 0
-    if not fits or acc.shape != (a.shape[0], n):
-        halves = "" if collective_axis is None else " (with collective_axis half of the columns in each block)"
-        halves += " (of a sparse a half of the elements of a row)" if kept > 1 else ""
-        raise ValueError(f"tcgen05_mma: acc {acc.shape} += a {a.shape} @ b {b.shape}{halves}: shapes do not fit")
     return ()
+
+
+def _check_fits(e: Equation, acc: View, a: View, b: View, sparse: bool) -> None:
+    """acc (m, n), a (m, k), b (k, n): here, where the Refs' names are known."""
+    pair, kept = e.param("collective_axis") is not None, 2 if sparse else 1  # of so many elements of a row a has one
+    fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] * kept == b.shape[0]
+    if fits and acc.shape == (a.shape[0], b.shape[1] * (2 if pair else 1)):
+        return
+    halves = " (with collective_axis half of the columns in each block)" if pair else ""
+    halves += " (of a sparse a half of the elements of a row)" if sparse else ""
+    raise IllegalInstruction(
+        f"tcgen05_mma: acc {named_shape(acc)} += a {named_shape(a)} @ b {named_shape(b)}{halves}: shapes do not fit",
+        e.line,
+    )
 
 
 def is_pair(ctx: Any, acc: View, e: Equation) -> bool:
@@ -236,6 +243,7 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     barriers = [x for x in rest if isinstance(x, View) and x.space.kind == "barrier"]
     factors = [x for x in rest if isinstance(x, View) and x.space.kind == "tmem"]
     sparse = factors.pop() if len(factors) % 2 else None
+    _check_fits(e, acc, a, b, sparse is not None)
     d = tmem_part(acc, "tcgen05_mma", e.line)
     if d.packing > 1:
         raise IllegalInstruction(f"tcgen05_mma: {acc.ref} is packed; an accumulator has an element a cell", e.line)

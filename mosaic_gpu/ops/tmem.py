@@ -17,7 +17,7 @@ from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.registers import Layout, LayoutName, checked_layout
 from ..layouts.tmem import TmemPart, default_layout, tmem_layout, tmem_part
 from ..program import Equation, Literal, Value, View
-from .registry import SM100, WARPGROUP, op
+from .registry import SM100, WARPGROUP, gives, op
 from .tcgen05_rules import features_of
 
 WHOLE = "tensor memory exists on sm_100a and later, and a whole warpgroup moves it (not under warp_map)"
@@ -42,6 +42,7 @@ class TmemAccess:
 REDUCTIONS = {"max": np.maximum, "min": np.minimum, "absmax": np.maximum, "absmin": np.minimum}
 
 
+@gives(lambda src, *, layout=None: (src.shape, src.dtype))  # with reduce= there are two results
 def async_load_tmem(src: Any, *, layout: LayoutName | None = None, reduce: str | None = None) -> Any:
     """Start loading a TMEM Ref into registers.
 

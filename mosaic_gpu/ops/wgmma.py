@@ -14,7 +14,7 @@ from .. import arguments
 from ..errors import IllegalInstruction
 from ..layouts.operands import SharedOperand, shared_operand
 from ..layouts.registers import Layout
-from ..program import Equation, Value, View
+from ..program import Equation, Value, View, named_shape
 from .registry import SM90, WARPGROUP, op
 
 wgmma_p = op("wgmma", instead="wgmma exists on sm_90a, for whole warpgroups; on sm_100a use tcgen05_mma")
@@ -88,7 +88,7 @@ def _(solver: Any, e: Equation) -> None:
     # Here, where the Refs' names are known.
     fits = len(acc.shape) == len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
     if not fits or acc.shape != (a.shape[0], b.shape[1]):
-        acc_text, a_text, b_text = (f"{x.shape}{f' of {x.name}' if isinstance(x, View) else ''}" for x in e.operands)
+        acc_text, a_text, b_text = map(named_shape, e.operands)
         raise IllegalInstruction(f"wgmma: acc {acc_text} += a {a_text} @ b {b_text}: shapes do not fit", e.line)
     if isinstance(a, Value):
         solver.pin(e, a, Layout.WGMMA)

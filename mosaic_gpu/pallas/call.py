@@ -15,9 +15,10 @@ from jax.interpreters import mlir
 from jax.ref import AbstractRef
 
 from .. import arguments
+from ..collecting import remembered, to_its_end
 from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..frontend import shard_map
-from ..frontend.foreign import translated
+from ..frontend.foreign import in_our_words, translated
 from ..frontend.memory import RefType
 from ..frontend.primitives import is_ref
 from ..frontend.trace import function_line, raised_at
@@ -164,9 +165,7 @@ class _PallasCall:
         leaves = [_array(n, x) for n, (_, x) in zip(names, paths, strict=True)]
         avals = tuple(jax.core.ShapedArray(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
         key = (sizes, axes, tree, tuple((a.shape, a.dtype) for a in avals))
-        if key not in self.calls:
-            self.calls[key] = _trace(self, sizes, axes, tree, names, avals)
-        call, out_tree = self.calls[key]
+        call, out_tree = remembered(self.calls, key, lambda: _trace(self, sizes, axes, tree, names, avals))
         return call, out_tree, [*bounds, *leaves]
 
     @property
@@ -231,12 +230,16 @@ def _trace(
             jax.tree.structure(scratch, is_leaf=_is_type), flat[len(avals) + len(outs) :]
         )
         positional, named = ((), given_scratch) if isinstance(given_scratch, dict) else (given_scratch, {})
-        result = p.body(*given, *(results if several else (results,)), *positional, **named)
-        if result is not None:
-            raise ValueError(
-                f"The kernel function of the pallas_call, {o['name']} at {function_line(p.body)}, should return None. It "
-                f"returns a PyTree: {jax.tree.structure(result)}. Results are stored to output Refs: o_ref[...] = x"
-            )
+
+        def run() -> None:
+            result = p.body(*given, *(results if several else (results,)), *positional, **named)
+            if result is not None:
+                raise ValueError(
+                    f"The kernel function of the pallas_call, {o['name']} at {function_line(p.body)}, should return None. It "
+                    f"returns a PyTree: {jax.tree.structure(result)}. Results are stored to output Refs: o_ref[...] = x"
+                )
+
+        to_its_end(run, in_our_words)
         return ()
 
     refs = [AbstractRef(a, memory_space=GMEM_SPACE) for a in prefetch]

@@ -67,6 +67,7 @@ class PlanContext:
         self.filled_by_peers: frozenset[int] = frozenset()  # barriers that count what they store
         self.maps: list[TensorMapPlan] = []
         self.pointers: list[int] = []
+        self.multicast: list[int] = []
         self.dims: list[RuntimeDim] = []
 
     @property
@@ -98,8 +99,15 @@ class PlanContext:
 
     def pointer(self, ref: Value, line: Line | None) -> int:
         i = self.input_index(ref, line)
-        if i not in self.pointers:
-            self.pointers.append(i)
+        return self._address(self.pointers, i, ref)
+
+    def multicast_pointer(self, ref: Value, line: Line | None) -> int:
+        """As `pointer`, for the array's address in a multicast object."""
+        return self._address(self.multicast, self.input_index(ref, line), ref)
+
+    def _address(self, among: list[int], i: int, ref: Value) -> int:
+        if i not in among:
+            among.append(i)
         for axis in range(len(ref.shape)):  # strides and bounds
             self.runtime_dim(ref, axis)
         return i
@@ -156,6 +164,20 @@ class PlanContext:
 
 def build_plan(program: Program, arch: str) -> Plan:
     """Plan a program for `arch` ('sm_90a', 'sm_100a', 'sm_103a').  Every legality error is raised here."""
+    check_launch(program)
+    splits = roles.split(program.body, program.thread_name, program.num_threads)
+    products = Products(program, arch, splits)
+    try:
+        return _plan(program, arch, splits, products)
+    except ResourceExceeded:
+        if not products.staged:
+            raise
+    # There may be room if no operands of products go from registers to tcgen05.
+    return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
+
+
+def check_launch(program: Program) -> None:
+    """UnsupportedCall for more warpgroups, blocks or elements than there can be."""
     if not 1 <= program.num_threads <= 8:
         raise UnsupportedCall(
             f"num_threads={program.num_threads}: a block has 1 to 8 warpgroups (1024 threads)", program.line
@@ -168,15 +190,6 @@ def build_plan(program: Program, arch: str) -> Plan:
     for v in program.inputs:
         if any(n >= 2**31 for n in v.shape):
             raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
-    splits = roles.split(program.body, program.thread_name, program.num_threads)
-    products = Products(program, arch, splits)
-    try:
-        return _plan(program, arch, splits, products)
-    except ResourceExceeded:
-        if not products.staged:
-            raise
-    # There may be room if no operands of products go from registers to tcgen05.
-    return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
 
 
 def _plan(program: Program, arch: str, splits: Sequence[Split], products: Products) -> Plan:
@@ -191,7 +204,7 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     notes += products.notes
     program = products.program
     early = waits_for_earlier_kernels([equations for _, equations in resolved])
-    names = [_name(s, program) for s in splits]
+    names = [role_name(s, program) for s in splits]
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
     ctx = PlanContext(program, arch, resources)
@@ -251,6 +264,7 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
         tuple(ctx.dims),
         tuple(notes),
         early,
+        tuple(ctx.multicast),
     )
 
 
@@ -276,7 +290,7 @@ def refuse_types(e: Equation) -> None:
         raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 
 
-def _name(s: Split, program: Program) -> str:
+def role_name(s: Split, program: Program) -> str:
     return f"{program.thread_name or 'warpgroup'}{','.join(map(str, s.indices))}"
 
 

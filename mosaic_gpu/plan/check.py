@@ -1,8 +1,8 @@
 """What each line of a kernel becomes, and everything that is wrong with it: `mosaic-gpu check`.
 
-Compiling stops at the first error.  Here each equation is held against the tables and its plan rule for itself, then layouts are
-inferred; where nothing has failed so far the plan is built and the emitter run as ever, so what passes here compiles (but for
-what only NVRTC and ptxas refuse).
+Compiling stops at the first error.  Here each equation is held against the tables and its plan rule for itself, each layouts rule
+is applied whatever the others said, budgets and resources are added up; where nothing has failed so far the plan is built and
+the emitter run as ever, so what passes here compiles (but for what only NVRTC and ptxas refuse).
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..codegen.emitter import Emitter
+from ..collecting import Failure
 from ..errors import Line, MosaicGpuError
 from ..layouts.conflicts import planned_cost
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
+from ..layouts.shared import ITEM_BITS
 from ..ops import registry
 from ..ops.elementwise import ELEMENTWISE, expression_of
+from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import OPS, Generation, Scope
 from ..program import Equation, Program, Value, View, refs_of, walk
 from . import in_flight, roles
-from .build import PlanContext, build_plan, refuse_types
+from .build import PlanContext, build_plan, check_launch, refuse_types, role_name
 from .model import Plan, Step
 from .peers import check_peer
 from .products import Products
-from .resources import Resources, allocate
+from .registers import check_registers
+from .resources import Resources, allocate, budget_of, check_budgets, registers_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +47,11 @@ class Finding:
 
 @dataclasses.dataclass
 class Checked:
-    """findings: in program order, by role; errors: every failure once."""
+    """findings: in program order, by role; errors: every failure once; skipped: what they leave nothing to look at for."""
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
     errors: list[MosaicGpuError] = dataclasses.field(default_factory=list)
+    skipped: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, error: MosaicGpuError, line: Line | None) -> None:
         error.line = error.line or line
@@ -54,8 +59,8 @@ class Checked:
             self.errors.append(error)
 
 
-def check_program(program: Program, arch: str) -> Checked:
-    """Every operation and every failure of a program for `arch`."""
+def check_program(program: Program, arch: str, traced: Sequence[Failure] = ()) -> Checked:
+    """Every operation and every failure of a program for `arch`.  traced: what has been refused of it before."""
     out = Checked()
 
     def tried(what: Callable[[], Any]) -> Any:
@@ -65,6 +70,7 @@ def check_program(program: Program, arch: str) -> Checked:
             out.add(error, program.line)
             return None
 
+    tried(lambda: check_launch(program))
     splits = tried(lambda: roles.split(program.body, program.thread_name, program.num_threads)) or []
     bodies: list[tuple[tuple[int, ...], Sequence[Equation]]] = []
     products = tried(lambda: Products(program, arch, splits))
@@ -75,10 +81,33 @@ def check_program(program: Program, arch: str) -> Checked:
             resolved = tried(lambda equations=equations: in_flight.resolve(equations, products.fresh))  # type: ignore[misc]
             equations = resolved.equations if resolved else equations
         bodies.append((s.indices, equations))
-    resources = tried(lambda: allocate(program if products is None else products.program, bodies))
-    for _, equations in bodies:
-        _check_role(program, arch, equations, resources, out)
-    if not out.errors:
+    tried(lambda: waits_for_earlier_kernels([tuple(equations) for _, equations in bodies]))
+    budgets = [
+        (role_name(s, program), s.indices, tried(lambda e=equations: budget_of(e)))  # type: ignore[misc]
+        for s, (_, equations) in zip(splits, bodies, strict=True)
+    ]
+    unknown = any(f.rest or f.call == "set_max_registers" for f in traced) or any(b is None for _, _, b in budgets)
+    if unknown:
+        out.skipped.append("the register budgets, not all of which are known")
+    else:
+        tried(lambda: check_budgets(budgets, program.num_threads))
+    limits: list[MosaicGpuError] = []
+    resources = tried(lambda: allocate(program if products is None else products.program, bodies, limits))
+    for error in limits:
+        out.add(error, program.line)
+    if resources is None:
+        out.skipped.append("what operations need of buffers and barriers, which could not be placed")
+    for (name, _, budget), (_, equations) in zip(budgets, bodies, strict=True):
+        layouts = _check_role(program, arch, equations, resources, out)
+        if layouts is not None and not unknown:
+            found: list[MosaicGpuError] = []
+            registers = registers_for(budget, budgets, program.num_threads)
+            check_registers(name, equations, layouts, *registers, found)
+            for error in found:
+                out.add(error, program.line)
+    if out.errors or traced:
+        out.skipped.append("what shows only when the whole kernel is planned and emitted")
+    else:
         plan = tried(lambda: build_plan(program, arch))
         if plan is not None:
             _Recorder(plan, out).source()
@@ -101,15 +130,15 @@ class _Recorder(Emitter):
 
 def _check_role(
     program: Program, arch: str, equations: Sequence[Equation], resources: Resources | None, out: Checked
-) -> None:
+) -> dict[int, RegisterLayout] | None:
+    """Every operation of a role; its layouts if all agree."""
     ctx = PlanContext(program, arch, resources) if resources is not None else None
     scopes: dict[int, Scope] = {}
     failed: set[int] = set()
     _plan_rules(program, equations, Generation.of_arch(arch), Scope.WARPGROUP, ctx, scopes, failed, out)
-    layouts: dict[int, RegisterLayout] | None = None
-    try:
-        layouts = infer(equations)
-    except MosaicGpuError as error:
+    refused: list[MosaicGpuError] = []
+    layouts = infer(equations, refused)
+    for error in refused:
         out.add(error, program.line)
     generation = Generation.of_arch(arch)
     for e in walk(tuple(equations)):
@@ -117,8 +146,9 @@ def _check_role(
         rule = e.op in OPS and OPS[e.op].supports(table)
         if e.op not in ("for", "while", "cond", "run_scoped", "warp_map") or not rule:
             shown = tuple(dict.fromkeys(_layout(v, layouts) for v in e.results if v.shape and v.space is None))
-            costs = _costs(e, layouts, resources) if layouts is not None and id(e) not in failed else ()
+            costs = _costs(e, layouts, resources) if not refused and id(e) not in failed else ()
             out.findings.append(Finding(e.line, e.op, f"{table[0].value}/{table[1].value}", rule, shown, costs))
+    return None if refused else layouts
 
 
 def _plan_rules(
@@ -154,9 +184,9 @@ def _plan_rules(
             _plan_rules(program, r.equations, generation, inner, ctx, scopes, failed, out)
 
 
-def _layout(v: Value, layouts: dict[int, RegisterLayout] | None) -> str:
+def _layout(v: Value, layouts: dict[int, RegisterLayout]) -> str:
     what = f"{v.dtype}{list(v.shape)}"
-    if layouts is None:
+    if v.dtype not in ITEM_BITS:  # refused elsewhere
         return what
     layout = layouts.get(v.id)
     return f"{what} {'one value' if layout is None else f'{layout.name} x{layout.registers}'}"

@@ -144,7 +144,8 @@ class Plan:
     tmem_pair: tensor memory and its products belong to a pair of blocks (`cta_group::2`).
     roles: the warpgroups' roles, in order of their first warpgroup.  warp_roles: by id of the `warp_map` equation's input.
     early: it may begin while earlier kernels run, for whose end it waits (programmatic dependent launch).
-    pointers: inputs whose address is a parameter; dims: extents that are parameters; maps: TMA descriptors.
+    pointers: inputs whose address is a parameter; multicast: those whose address in a multicast object is one; dims: extents that
+    are parameters; maps: TMA descriptors.
     """
 
     program: Program
@@ -164,6 +165,7 @@ class Plan:
     dims: tuple[RuntimeDim, ...]
     notes: tuple[str, ...] = ()
     early: bool = False
+    multicast: tuple[int, ...] = ()
 
     @property
     def threads(self) -> int:

@@ -29,6 +29,9 @@ ASYNCHRONOUS = frozenset(
 OF_PEERS = ("get", "swap", "load", "async_store_smem")  # what reaches another block's shared memory
 
 
+STORES = ("swap", "put_indexed", "masked_store", "atomic_store", "multimem_store")  # that threads make themselves
+
+
 def met_by_peers(program: Program, bodies: Iterable[Sequence[Equation]]) -> frozenset[int]:
     """Ids of the refs in which blocks of a cluster meet: filled by multicast or by answers of launch control, or both written
     and read in global memory, an aliased input being its output."""
@@ -43,9 +46,7 @@ def met_by_peers(program: Program, bodies: Iterable[Sequence[Equation]]) -> froz
                 continue
             for k, view in enumerate(refs_of(e)):
                 if view.space.kind == "gmem":
-                    stored = e.op in ("swap", "put_indexed", "masked_store", "atomic_store") or (
-                        e.op == "copy_smem_to_gmem" and k == 1
-                    )
+                    stored = e.op in STORES or (e.op == "copy_smem_to_gmem" and k == 1)
                     (written if stored else read).add(aliased.get(view.ref.id, view.ref.id))
                     if e.op == "atomic_store":
                         read.add(aliased.get(view.ref.id, view.ref.id))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..errors import Line, RegisterBudgetError, ResourceExceeded
+from ..collecting import kept
+from ..errors import Line, MosaicGpuError, RegisterBudgetError, ResourceExceeded
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import Equation, Value, View, walk
@@ -28,32 +29,35 @@ def check_registers(
     layouts: Mapping[int, RegisterLayout],
     registers: int,
     budget: tuple[str, Line | None] | None,
+    failures: list[MosaicGpuError] | None = None,
 ) -> None:
     """Refuse arrays of a role that do not fit its threads.
 
     registers: what a thread of the role has.  budget: where that number comes from, if from `set_max_registers`, with the line.
+    failures: where each goes; None: the first is raised.
     """
     has = f"a thread of {role} has {registers}{f' ({budget[0]})' if budget else ''}, one of them the stack pointer"
     error = RegisterBudgetError if budget else ResourceExceeded
     remedy = f"{WAY_OUT}{', or give the role more registers' if registers < MOST_REGISTERS else ''}"
     for e in walk(tuple(equations)):
-        for v in e.results:
-            layout = layouts.get(v.id)
-            if layout is not None and layout.registers > MOST_ELEMENTS:
-                raise ResourceExceeded(
-                    f"{e.op} makes {_type(v, layouts)} of {layout.registers} elements in each of 128 threads; at most "
-                    f"{MOST_ELEMENTS}, since there is code for each. {_padding(v.shape, layout.registers)}{WAY_OUT}",
-                    e.line,
-                )
-        what, values = _whole_at_once(e, layouts)
-        parts = [(v, n) for v in values if (n := registers_of(v, layouts))]
-        total = sum(n for _, n in parts)
-        if total > registers - 1:
-            if len(parts) > 1:
-                what += f" ({', '.join(f'{_type(v, layouts)}: {n}' for v, n in parts)})"
-            else:
-                what += f" {_type(parts[0][0], layouts)}"
-            raise error(f"{what} takes {total} registers in each of 128 threads; {has}. {remedy}", e.line)
+        with kept(failures, e.line):
+            for v in e.results:
+                layout = layouts.get(v.id)
+                if layout is not None and layout.registers > MOST_ELEMENTS:
+                    raise ResourceExceeded(
+                        f"{e.op} makes {_type(v, layouts)} of {layout.registers} elements in each of 128 threads; at most "
+                        f"{MOST_ELEMENTS}, since there is code for each. {_padding(v.shape, layout.registers)}{WAY_OUT}",
+                        e.line,
+                    )
+            what, values = _whole_at_once(e, layouts)
+            parts = [(v, n) for v in values if (n := registers_of(v, layouts))]
+            total = sum(n for _, n in parts)
+            if total > registers - 1:
+                if len(parts) > 1:
+                    what += f" ({', '.join(f'{_type(v, layouts)}: {n}' for v, n in parts)})"
+                else:
+                    what += f" {_type(parts[0][0], layouts)}"
+                raise error(f"{what} takes {total} registers in each of 128 threads; {has}. {remedy}", e.line)
 
 
 def _padding(shape: tuple[int, ...], registers: int) -> str:

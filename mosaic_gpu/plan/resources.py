@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..errors import Line, RegisterBudgetError, ResourceExceeded, UnsupportedCall
+from ..collecting import kept
+from ..errors import Line, MosaicGpuError, RegisterBudgetError, ResourceExceeded, UnsupportedCall
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import SharedLayout, shared_layout
 from ..layouts.tmem import TmemLayout, tmem_layout
@@ -54,8 +55,15 @@ def allocations(program: Program) -> list[tuple[Value, Line | None, bool]]:
     return out
 
 
-def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]]) -> Resources:
-    """Assign addresses.  role_bodies: (warpgroups, equations) of each role, to see who arrives on what."""
+def allocate(
+    program: Program,
+    role_bodies: Sequence[tuple[tuple[int, ...], Sequence[Equation]]],
+    failures: list[MosaicGpuError] | None = None,
+) -> Resources:
+    """Assign addresses.  role_bodies: (warpgroups, equations) of each role, to see who arrives on what.
+
+    failures: where that there is too little of something goes; None: it is raised.
+    """
     wanted = allocations(program)
     buffers: dict[int, SharedBuffer] = {}
     named: dict[int, NamedBarrierArray] = {}
@@ -120,22 +128,23 @@ def allocate(program: Program, role_bodies: Sequence[tuple[tuple[int, ...], Sequ
     tmem_offset = offset
     if tmem:
         offset += 8
-    _check_shared(offset, buffers, barriers, program)
-    if next_named + 1 > NAMED_BARRIERS:
-        table = ", ".join(f"{a.id}-{a.id + a.count - 1}: %{a.value.id}" for a in named.values())
-        raise ResourceExceeded(
-            f"{next_named - 1} named barriers; a block has {NAMED_BARRIERS}, of which 0 is the whole block ({table})",
-            program.line,
-        )
-    columns = 0
-    if tmem:
+    with kept(failures):
+        _check_shared(offset, buffers, barriers, program)
+    with kept(failures):
+        if next_named + 1 > NAMED_BARRIERS:
+            table = ", ".join(f"{a.id}-{a.id + a.count - 1}: %{a.value.id}" for a in named.values())
+            raise ResourceExceeded(
+                f"{next_named - 1} named barriers; a block has {NAMED_BARRIERS}, of which 0 is the whole block ({table})",
+                program.line,
+            )
+    with kept(failures):
         if next_column > TMEM_COLUMNS:
             rows = "\n".join(
                 f"  {b.columns:4d} columns from {b.column:4d}  {b.value}{' (in a union)' if _in_union(b.value) else ''}"
                 for b in tmem.values()
             )
             raise ResourceExceeded(f"{next_column} TMEM columns; an SM has {TMEM_COLUMNS}\n{rows}", program.line)
-        columns = max(32, 1 << (next_column - 1).bit_length())
+    columns = max(32, 1 << (next_column - 1).bit_length()) if tmem else 0
     return Resources(buffers, barriers, named, tmem, offset, columns, tmem_offset, _pair(program, tmem))
 
 

@@ -18,6 +18,7 @@ from ..codegen.emitter import ENTRY, emit, launch_grid, parameters
 from ..codegen.nvrtc import Compiled
 from ..errors import DeviceMismatch, MosaicGpuError
 from ..layouts.shared import itemsize
+from ..ops.multimem import refuse_launch
 from ..plan.build import build_plan
 from ..plan.model import Plan
 from ..plan.tma import tensor_map_arguments
@@ -178,8 +179,8 @@ def launch(
 
 def launch_spec(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
     """Compile a plan and say how to launch it on arrays of its program's shapes; shaped: as for `spec_without_cubin`."""
-    compiled = compile_plan(plan, check_in_background=True).compiled
-    return with_cubin(spec_without_cubin(plan, shaped), compiled)
+    spec = spec_without_cubin(plan, shaped)  # what is never launched is not compiled first
+    return with_cubin(spec, compile_plan(plan, check_in_background=True).compiled)
 
 
 def with_cubin(spec: LaunchSpec, compiled: Compiled) -> LaunchSpec:
@@ -193,7 +194,9 @@ def spec_without_cubin(plan: Plan, shaped: Collection[int] = ()) -> LaunchSpec:
 
     Buffers: the inputs, zeros for each semaphore, the outputs, the semaphores.
     shaped: inputs and outputs (counted on) whose extents are those that each call brings.
+    Raises NoMulticastObject for a kernel with multimem operations.
     """
+    refuse_launch(plan)
     program = plan.program
     shapes = [v.shape for v in program.inputs]
     given = len(shapes) - program.num_outputs

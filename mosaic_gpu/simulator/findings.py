@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..errors import Race
-from .shadow import ASYNC, GENERIC, Access
+from .shadow import ASYNC, GENERIC, TENSOR, Access
 
 PROXIES = {
     GENERIC: "ordinary (generic proxy)",
     ASYNC: "asynchronous",
-    "tensor": "in tensor memory",
+    TENSOR: "in tensor memory",
 }
 
 
@@ -84,6 +84,12 @@ def _remedy(before: Access, after: Access, why: str) -> str:
     if why == "tmem":
         return "Barrier(orders_tensor_core=True), so that arrivals and waits carry the fences"
     ends = before.cleared_by
+    if before.moves_tmem and not after.moves_tmem and after.proxy == TENSOR:
+        # Each thread has waited for its own lanes; the one that issues products speaks for none of the others.
+        barrier = "Barrier(orders_tensor_core=True)"
+        if own:
+            return f"{ends} by {before.who}, then its arrival and its wait on a {barrier}, before one of its threads issues"
+        return f"{ends} by {before.who}, then its arrival on a {barrier} for which {after.who} waits"
     if not ends:
         if own:
             return (

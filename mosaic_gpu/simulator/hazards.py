@@ -19,7 +19,7 @@ from .clocks import ORDER, RUN, TMEM, Rows, ThreadClock
 from .findings import race
 from .global_shadow import ADDITION, ATOMIC, UPDATE, GlobalShadow, Part
 from .memory import Array, GlobalArray, Note
-from .shadow import ASYNC, COPIED, GENERIC, READ, TENSOR, Access, ShadowMemory
+from .shadow import ASYNC, COPIED, GENERIC, LOADED, READ, STORED, TENSOR, Access, ShadowMemory
 from .tables import Tables
 from .tensor_core import copied_bytes, operand_index
 from .tma import TmaBox, box_bytes, box_shadow, chunk_index
@@ -360,7 +360,7 @@ class Hazards:
         assert self.clock.transfers is not None
         self.transfers[write] += 1
         self.last_transfer[write] = line
-        agent, clears = self.clock.transfers[write], "commit_tmem()" if write else "wait_load_tmem()"
+        agent, clears = self.clock.transfers[write], STORED if write else LOADED
         own = Access(agent, self.transfers[write], TENSOR, write, access.what, self.who, line, None, clears, self.place)
         note = self.block.tmem.write if write else self.block.tmem.read
         note(self._columns(column, access.part.columns), own, self.clock.known_of_own_lanes())

@@ -21,6 +21,7 @@ GENERIC, ASYNC, TENSOR = "generic", "async", "tensor"
 # `same` of copies into tensor memory is (COPIED, number), of what products read there READ: a copy is in order with the products
 # that its issuer starts later, and with nothing else.
 COPIED, READ = "copied", "read"
+LOADED, STORED = "wait_load_tmem()", "commit_tmem()"  # what ends loads from and stores to tensor memory
 
 
 class Access:
@@ -65,6 +66,11 @@ class Access:
         self.op, self.who, self.line, self.same, self.cleared_by = op, who, line, same, cleared_by
         self.warpgroup, self.apart = warpgroup, apart
         self.key = agent if same is None else (agent, same)
+
+    @property
+    def moves_tmem(self) -> bool:
+        """Whether it is a load from tensor memory, or a store to it: every thread's own lanes, which that thread waits for."""
+        return self.proxy == TENSOR and self.cleared_by in (LOADED, STORED)
 
 
 def _copied(access: Access) -> bool:

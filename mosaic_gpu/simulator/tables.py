@@ -11,13 +11,14 @@ import numpy as np
 from ..layouts.registers import RegisterLayout
 from ..ops.refs import Access as RefAccess
 from ..plan.model import Plan, Role, Step
+from ..plan.peers import STORES
 from ..program import Operand, Value, View
 from .clocks import Agents
 from .memory import Array
 from .shadow import Partition
 
 TMEM_COLUMNS = 512
-MASKED = ("masked_load", "masked_store", "atomic_store")
+LOADS = ("get", "load", "get_indexed", "masked_load", "multimem_load_reduce")
 ThreadMap = tuple[int, tuple[int, ...]]  # a number for layout and shape of a view; where the view starts
 
 
@@ -130,9 +131,9 @@ class Tables:
                         added.add(self.plan.maps[s.data.map].input)
                 elif e.op == "copy_gmem_to_smem":
                     read.add(self.plan.maps[s.data[0].map].input)
-                elif e.op in ("get", "load", "swap", "get_indexed", "put_indexed", *MASKED) and s.data.kind == "gmem":
+                elif e.op in (*LOADS, *STORES) and s.data.kind == "gmem":
                     index = self.input_of[s.data.view.ref.id]
-                    if e.op in ("swap", "put_indexed", *MASKED[1:]):
+                    if e.op in STORES:
                         written.add(index)
                     if e.op == "atomic_store":
                         added.add(index)

@@ -141,7 +141,8 @@ def plain_gradients(
 
 def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
     """To the precision of a dtype, and kept in x's: there and back by conversions is a no-op to XLA on a GPU."""
-    return lax.reduce_precision(x, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+    info: Any = jnp.finfo
+    return lax.reduce_precision(x, info(dtype).nexp, info(dtype).nmant)
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -86,6 +86,27 @@ CALLS: dict[str, list[str]] = {
         )
         for kind in kinds
     ],
+    "multimem": [
+        "multimem_store(out, u[0])",
+        "multimem_store(out, u[0], u[1])",
+        "multimem_store(out, u[0], u[1], u[2], u[3])",
+        "multimem_store(out, (u64)u[2])",
+        *(
+            f"{{ {c} {', '.join(names)}; multimem_{kind}_{dtype}({', '.join(names)}, out); u[0] += (u32)({' + '.join(names)}); }}"
+            for dtype, c, kinds in (
+                ("int32", "int", ("add", "min", "max", "and", "or", "xor")),
+                ("uint32", "u32", ("add", "min", "max", "and", "or", "xor")),
+                ("int64", "long long", ("add", "min", "max", "and", "or", "xor")),
+                ("uint64", "u64", ("add", "min", "max", "and", "or", "xor")),
+                ("float32", "float", ("add",)),
+                ("float64", "double", ("add",)),
+                ("float16", "u32", ("add", "min", "max")),
+                ("bfloat16", "u32", ("add", "min", "max")),
+            )
+            for kind in kinds
+            for names in (("a", "ab", "abcd") if dtype in ("float32", "float16", "bfloat16") else ("a",))
+        ),
+    ],
     "griddep": ["griddepcontrol_wait()", "griddepcontrol_launch_dependents()"],
     "registers": ["set_max_registers_decrease<40>()", "set_max_registers_increase<160>()"],
     "math": [

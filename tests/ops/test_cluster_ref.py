@@ -297,7 +297,8 @@ def test_an_index_that_is_known_late():
         simulate(refused(body), [given(64, 64)])
 
 
-def test_a_cluster_of_one():
+def test_a_cluster_of_one(compiled):
     plan, x = exchanged(True, blocks=1)
     np.testing.assert_array_equal(simulate(plan, [x])[0], x)
+    assert compiled(plan).complaints() == []
     assert "shared_of_block" not in emit(plan)

@@ -139,14 +139,12 @@ RUNS = {
     "wgmma_accumulator_store_p": ACCUMULATED,
     "wgmma_ref": (multiplied, dict(scratch_types=[plgpu.SMEM((64, 64), BF, transforms=TILED)]), None),
 }
-NOT_THERE = {"multimem_load_reduce", "multimem_store"}
 
 
 def test_the_count():
-    """Of 153 names all but these work; two of those are refused by functions of their name."""
+    """Of 153 names all but two work, which are refused by functions of their name."""
     found = jax_rules.union()
-    assert jax_rules.there(found) == (153 - len(NOT_THERE) - 2, 153)
-    assert set(found["missing"]) == NOT_THERE
+    assert jax_rules.there(found) == (151, 153) and not found["missing"]
     assert found["refused by name"] == ["inline_mgpu_p", "semaphore_signal_multicast"]
     every = [n for names in found.values() for n in names]
     assert len(every) == len(set(every)) == len({*MOSAIC, *TRITON})

@@ -169,6 +169,19 @@ def test_shapes_of_a_product_that_do_not_fit(plan):
         plan(body, scratch_types=operands(64))
 
 
+def test_shapes_of_a_tcgen05_product_that_do_not_fit(plan):
+    """The operands by their names in Python, those of slices, too."""
+
+    def body(tile, rhs, total, done):
+        plgpu.tcgen05_mma(total, tile.at[:, plgpu.ds(0, 32)], rhs, done, accumulate=False)
+
+    scratch = [*operands(128), plgpu.TMEM((128, 64), jnp.float32), plgpu.Barrier(orders_tensor_core=True)]
+    words = r"tcgen05_mma: acc \(128, 64\) of total \+= a \(128, 32\) of tile @ b \(64, 64\) of rhs: shapes do not fit"
+    with pytest.raises(IllegalInstruction, match=words) as e:
+        plan(body, scratch_types=scratch, arch="sm_100a")
+    assert e.value.line.number == body.__code__.co_firstlineno + 1
+
+
 def test_only_inputs_that_are_touched_become_parameters(plan, array):
     """Addresses, extents and descriptors of what the code uses, nothing else."""
     p = plan(lambda x, y, o: o.__setitem__(0, y[0, 1]), array(8), array(4, 4), out=array(8))

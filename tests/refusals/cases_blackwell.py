@@ -28,6 +28,7 @@ ROWS = (((1,), (1,)), ((), ()))  # dimension numbers: both operands contiguous a
 case("tcgen05 on Hopper", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(64, 64)])
 case("tcgen05 of two types", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(64, 64, dtype=jnp.float16)], **NEW)
 case("tcgen05 into integers", tcgen05(), scratch=[tmem(64, jnp.int32), mma(128, 64), mma(64, 64)], **NEW)
+case("tcgen05 of shapes that do not fit", tcgen05(), scratch=[tmem(64), mma(128, 64), mma(128, 64)], **NEW)
 case("tcgen05 of 64 rows", tcgen05(lambda m: m.at[ds(0, 64)]), scratch=[tmem(64), mma(64, 64), mma(64, 64)], **NEW)
 I8_OPERANDS = [tmem(64, jnp.int32), mma(128, 128, dtype=I8), mma(64, 128, dtype=I8)]
 case("tcgen05 of integers on sm_103a", tcgen05(b=transposed), scratch=I8_OPERANDS, arch="sm_103a")

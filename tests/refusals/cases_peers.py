@@ -96,3 +96,45 @@ case(
     out=o(4),
 )
 case("code in MLIR", lambda c: plgpu.inline_mgpu(), out=o(4))
+
+
+# ---- several devices at once --------------------------------------------------------------------------------------------------
+def reduced(ref: Any, kind: str = "add") -> Any:
+    return plgpu.multimem_load_reduce(ref, collective_axes="d", reduction_op=kind)
+
+
+def to_all(source: Any, ref: Any) -> None:
+    plgpu.multimem_store(source, ref, "d")
+
+
+case("bytes of all devices", lambda a, c: to_all(reduced(a), c), x(256, dtype=I8), out=o(256, dtype=I8))
+case("the maximum of float32 over devices", lambda a, c: to_all(reduced(a, "max"), c), x(256), out=o(256))
+case("one float16 of all devices", lambda a, c: to_all(a[0], c.at[0]), x(2, dtype=BF), out=o(2, dtype=BF))
+case(
+    "stored to all devices and to one",
+    lambda a, c: (to_all(a[...], c), c.__setitem__(..., a[...]))[0],
+    x(256),
+    out=o(256),
+)
+case("stored to all devices and read", lambda a, c: (to_all(a[...], c), to_all(reduced(c), c))[0], x(256), out=o(256))
+case(
+    "stored to all devices and copied",
+    lambda a, c, s, b: (to_all(0.0, c), plgpu.copy_gmem_to_smem(c, s, b))[0],
+    x(256),
+    out=o(256),
+    scratch=[smem(256), BAR],
+)
+case("an input stored to all devices", lambda a, c: to_all(1.0, a), x(256), out=o(256))
+case(
+    "single halves to all devices",
+    lambda a, c: to_all(plgpu.load(a, layout=plgpu.Layout.WG_STRIDED), c),
+    x(64, 64, dtype=BF),
+    out=o(64, 64, dtype=BF),
+)
+case(
+    "an alias stored to all devices and read",
+    lambda a, c: to_all(a[...], c),
+    x(256),
+    out=o(256),
+    input_output_aliases={0: 0},
+)

@@ -30,7 +30,7 @@ from .exempt import EXEMPT
 ROOT = pathlib.Path(plgpu.__file__).parent
 FOLDERS = ("frontend", "plan", "layouts", "ops", "codegen")
 FOUND_LATER = {"Race", "Deadlock", "UninitializedRead", "BarrierMisuse", "Leak"}  # by the simulator, as it runs
-OF_THE_MACHINE = {"MosaicGpuError", "ToolchainError", "DeviceMismatch", "CacheInvalid"}
+OF_THE_MACHINE = {"MosaicGpuError", "ToolchainError", "DeviceMismatch", "CacheInvalid", "NoMulticastObject"}
 CLASSES = {n for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, MosaicGpuError)}
 REFUSALS = CLASSES - FOUND_LATER - OF_THE_MACHINE
 # The back half: what NVRTC, ptxas and the driver say, after a plan has been emitted.

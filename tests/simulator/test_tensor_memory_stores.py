@@ -131,6 +131,57 @@ def test_a_product_too_early(options, kinds, rule, found):
     assert isinstance(e, (Race, BarrierMisuse)), (rule, str(e))
     if isinstance(e, Race):
         assert e.kind in kinds, (rule, e.kind, str(e))
+        if "missing" not in e.kind and "commit_tmem() by" in e.remedy:
+            assert "then its arrival on a Barrier(orders_tensor_core=True) for which" in e.remedy
+
+
+def alone(*, stored=True, met=True, orders=True):
+    """A warpgroup that stores an operand to tensor memory and multiplies it itself."""
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((128, 64), F32),
+        scratch_types=[
+            plgpu.SMEM((64, 64), BF16, transforms=tiled()),
+            plgpu.TMEM((128, 64), BF16, packed=True),
+            plgpu.TMEM((128, 64), F32),
+            plgpu.Barrier(),
+            plgpu.Barrier(orders_tensor_core=orders),
+            plgpu.Barrier(orders_tensor_core=True),
+        ],
+    )
+    def kernel(x, y, o, b, a, acc, full, ready, done):
+        plgpu.copy_gmem_to_smem(y, b, full)
+        plgpu.barrier_wait(full)
+        plgpu.async_store_tmem(a, plgpu.load(x, layout=plgpu.Layout.TCGEN05_TMEM_NATIVE))
+        if stored:
+            plgpu.commit_tmem()
+        if met:
+            plgpu.barrier_arrive(ready)
+            plgpu.barrier_wait(ready)
+        plgpu.tcgen05_mma(acc, a, b, done, accumulate=False)
+        if not stored:
+            plgpu.commit_tmem()
+        plgpu.barrier_wait(done)
+        o[...] = plgpu.async_load_tmem(acc)
+        plgpu.wait_load_tmem()
+
+    return kernel
+
+
+def test_a_product_of_what_its_own_warpgroup_stored(clean, found):
+    """F7: what orders the two is the wait for the stores and a barrier with fences; the report says both at once."""
+    x, y = randoms(128, 64), randoms(64, 64, seed=1)
+    (got,) = clean(alone(), x, y, arch="sm_100a")
+    np.testing.assert_allclose(got, x.astype(F32) @ y.astype(F32), rtol=1e-4, atol=1e-3)
+    for options in (dict(stored=False), dict(met=False), dict(stored=False, met=False)):
+        e = found(alone(**options), x, y, arch="sm_100a")
+        assert isinstance(e, Race) and e.between == "warpgroup", str(e)
+        assert (
+            "commit_tmem() by" in e.remedy
+            and "its arrival and its wait on a Barrier(orders_tensor_core=True)" in e.remedy
+        )
+    e = found(alone(orders=False), x, y, arch="sm_100a")
+    assert isinstance(e, Race) and e.kind == "missing tcgen05 fence" and "orders_tensor_core=True" in e.remedy
 
 
 def pair(*, leader_only=True, tracked=True, told=True, waits=True):
