@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import sys
 import types
 
 import jax
@@ -23,6 +25,15 @@ from tests.gpu.comparison import compare
 from tests.support import out, randoms
 
 BF16 = ml_dtypes.bfloat16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def importable():
+    """The processes that compile and replay import `tests`; pytest itself does without the path."""
+    root = str(pathlib.Path(__file__).parents[2])
+    sys.path.insert(0, root)
+    yield
+    sys.path.remove(root)
 
 
 def twice(x, o):
