@@ -52,13 +52,26 @@ def attention(
 
 
 def attention_gradients(
-    q: Any, k: Any, v: Any, d_out: Any, d_lse: Any, *, causal: Causal, scale: float, rounded: bool = False
+    q: Any,
+    k: Any,
+    v: Any,
+    d_out: Any,
+    d_lse: Any,
+    *,
+    causal: Causal,
+    scale: float,
+    rounded: bool = False,
+    out: Any = None,
+    absolute: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """dQ, dK and dV of softmax(scale q k^T) v, in float64.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); d_out: (b, s, h, dv) and d_lse: (b, h, s), the cotangents of the
     output and of its natural log-sum-exp.
     rounded: in float32 instead, with O, P, dS and the results rounded to q's dtype, as any kernel on 16-bit tensor cores must.
+    out: O as a forward kernel has rounded it, (b, s, h, dv), from which a backward kernel starts: where large terms of dS cancel,
+    that rounding is most of the error, and one's own would be another.
+    absolute: sums of the absolute values of all terms instead, of which float32 may lose 2^-24 in each sum.
     """
     real = np.float32 if rounded else np.float64
     dtype = np.asarray(q).dtype
@@ -78,11 +91,15 @@ def attention_gradients(
             top = scores.max(1, keepdims=True)
             p = np.exp(scores - np.where(np.isfinite(top), top, 0))
             p /= np.maximum(p.sum(1, keepdims=True), np.finfo(real).tiny)  # a row that sees no key is zeros
-            out = to_type(to_type(p) @ own_v)
-            delta = (out * do).sum(1, keepdims=True) - d_lse[i, j][:, None]
-            ds = to_type(p * (do @ own_v.T - delta))
+            own_out = to_type(to_type(p) @ own_v) if out is None else np.asarray(out)[i, :, j].astype(real)
+            if absolute:
+                q_, own_k, own_v, do, own_out = (np.abs(x) for x in (q[i, :, j], own_k, own_v, do, own_out))
+                ds = p * (do @ own_v.T + (own_out * do).sum(1, keepdims=True) + np.abs(d_lse[i, j])[:, None])
+            else:
+                q_, delta = q[i, :, j], (own_out * do).sum(1, keepdims=True) - d_lse[i, j][:, None]
+                ds = to_type(p * (do @ own_v.T - delta))
             dq[i, :, j] = real(scale) * ds @ own_k
-            dk[i, :, j // group] += real(scale) * ds.T @ q[i, :, j]
+            dk[i, :, j // group] += real(scale) * ds.T @ q_
             dv[i, :, j // group] += to_type(p).T @ do
     return to_type(dq), to_type(dk), to_type(dv)
 
