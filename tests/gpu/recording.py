@@ -35,7 +35,7 @@ from mosaic_gpu.codegen.nvrtc import Compiled
 from mosaic_gpu.codegen.ptxas_log import parse_log
 from mosaic_gpu.errors import BarrierMisuse, Deadlock, Leak, MosaicGpuError, Race, UninitializedRead
 from mosaic_gpu.plan.model import Plan
-from mosaic_gpu.program import walk
+from mosaic_gpu.program import Value, walk
 from mosaic_gpu.runtime.execute import spec_without_cubin, with_cubin
 from mosaic_gpu.simulator import machine
 from mosaic_gpu.tune.header import toolchain_here
@@ -177,7 +177,7 @@ def entry_of(test: str, plan: Plan, inputs: Sequence[np.ndarray], results: Seque
     aliases = (*program.aliases, *((len(inputs) + i, len(results) + i) for i in range(len(counters))))
     return Entry(
         program.name,
-        {"test": test},
+        {"test": test, "float8": multiplies_float8(plan)},
         spec_without_cubin(here),
         (*(np.array(x) for x in inputs), *counters),
         tuple((x.shape, str(x.dtype)) for x in (*results, *counters)),
@@ -186,6 +186,16 @@ def entry_of(test: str, plan: Plan, inputs: Sequence[np.ndarray], results: Seque
         0,
         0,
         tuple(results),
+    )
+
+
+def multiplies_float8(plan: Plan) -> bool:
+    """Whether a tensor core multiplies numbers of 8 bits, of whose products it adds less exactly."""
+    return any(
+        isinstance(v, Value) and v.dtype.startswith("float8")
+        for e in walk(plan.program.body)
+        if e.op in ("wgmma", "dot_general")
+        for v in e.operands
     )
 
 

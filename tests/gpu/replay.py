@@ -71,7 +71,7 @@ def _poison(like: np.ndarray) -> np.ndarray:
 
 def check(entry: Entry, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """A line of the report: the worst output of a record, and whether all are the same to the bit."""
-    found = [compare(a, b) for a, b in zip(outputs, entry.expected, strict=False)]
+    found = [compare(a, b, bool(entry.case.get("float8"))) for a, b in zip(outputs, entry.expected, strict=False)]
     worst = max(found, key=lambda d: (d.wrong, d.norm))
     status = "wrong" if worst.wrong else "ok"
     return _line(entry, status, worst.message) | {
