@@ -26,7 +26,8 @@ The names, by topic (each is documented where it is defined):
 - memory of several devices at once: multimem_load_reduce, multimem_store
 - kernels one after the other: griddepcontrol_wait, griddepcontrol_launch_dependents
 - looking inside: debug_print, debug_check, print_layout
-- grids of blocks: pallas_call, emit_pipeline, emit_pipeline_warp_specialized, GridSpec, PrefetchScalarGridSpec, CostEstimate
+- grids of blocks: pallas_call, GridSpec, PrefetchScalarGridSpec, CostEstimate
+- pipelines of blocks in a kernel: emit_pipeline, emit_pipeline_warp_specialized, PipelinePipeline
 - backends of pallas_call: register_backend, TritonCompilerParams
 - blocks of arrays: BlockSpec, Blocked, Element, Squeezed, squeezed, BoundedSlice, Indirect, Buffered, ANY, no_block_spec
 - simulator: SimulatorParams, simulator_params
@@ -146,7 +147,7 @@ _WHERE = {
     "pallas.backends": ("register_backend",),
     "pallas.call": ("pallas_call",),
     "pallas.pipeline": ("emit_pipeline",),
-    "pallas.specialized": ("emit_pipeline_warp_specialized",),
+    "pallas.specialized": ("PipelinePipeline", "emit_pipeline_warp_specialized"),
     "pallas.specs": (
         "ANY",
         "BlockSpec",
@@ -308,6 +309,7 @@ if TYPE_CHECKING:
     from .pallas.backends import register_backend as register_backend
     from .pallas.call import pallas_call as pallas_call
     from .pallas.pipeline import emit_pipeline as emit_pipeline
+    from .pallas.specialized import PipelinePipeline as PipelinePipeline
     from .pallas.specialized import emit_pipeline_warp_specialized as emit_pipeline_warp_specialized
     from .pallas.specs import ANY as ANY
     from .pallas.specs import Blocked as Blocked

@@ -21,7 +21,6 @@ ELSEWHERE = {
     "Mesh": "kernel(grid=, grid_names=, cluster=, num_threads=)",
     "OOBFillMode": "what is outside of an array reads as zeros: jnp.where in the body",
     "PeerMemRef": JAXS_OWN,
-    "PipelinePipeline": "pipelines that run into each other are one, with another axis in its grid",
     "REGS": "run_scoped(f, ACC(shape)) for accumulators; arrays in registers need no Ref",
     "RefType": "of inline_mgpu, which MLIR alone can have",
     "Replicated": "Layout, or no layout: the compiler finds one",

@@ -228,7 +228,7 @@ def test_the_memory_warpgroup_waits_for_the_others():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (dict(pipeline_state=1), UnsupportedCall, "pipeline_state"),
+        (dict(pipeline_state=1), TypeError, "pipeline_state"),
         (dict(num_compute_wgs=2), ValueError, "make 3 warpgroups; the kernel has num_threads=2"),
         (dict(memory_thread_idx=2), ValueError, "memory_thread_idx"),
         (dict(memory_registers=8), ValueError, "memory_registers"),
