@@ -118,7 +118,7 @@ class Moved:
         return SMEM((depth, self._rows(), *self.shape[1:]), self.ref.dtype, transforms=self.transforms)
 
     def _rows(self) -> int:
-        if self.transforms:
+        if self.transforms or self.irregular:
             return self.shape[0]
         row = math.prod(self.shape[1:]) * np.dtype(self.ref.dtype).itemsize
         step = ALIGNMENT // math.gcd(row, ALIGNMENT)

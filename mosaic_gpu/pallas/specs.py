@@ -175,7 +175,8 @@ def _dim(where: str, name: str, d: Any) -> BlockDim:
         raise ValueError(
             f"{where}: {name}={d}: shape polymorphism for Pallas does not support dynamically-shaped blocks: shared memory and "
             "registers are dealt out when the kernel is compiled. A block's sizes are numbers; the array's and the grid's may "
-            "be symbols"
+            f"be symbols: a block_shape with 64, say, in place of {d}, and a grid of plgpu.cdiv({d}, 64). What sticks out of the "
+            "array reads as zeros and is not written"
         )
     return Blocked(arguments.whole(where, name, d, 1))
 
