@@ -46,8 +46,6 @@ ELSEWHERE = {
     "max": "jnp.max",
     "min": "jnp.min",
     "multicast_ref": MULTICAST,
-    "multimem_load_reduce": MULTICAST,
-    "multimem_store": MULTICAST,
     "pallas_call_p": JAXS_OWN,
     "pallas_export_experimental": "blocks have sizes that are numbers; arrays and grids may have symbols (jax.export)",
     "prod": "jnp.prod",

@@ -204,7 +204,10 @@ def run_state(f: Callable[[Any], None]) -> Callable[[Any], Any]:
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, InitialAccumulator):
                 arguments.refuse(
-                    "run_state", f"initial value {i}", leaf, "ACC.init(array); for other memory use run_scoped"
+                    "run_state",
+                    f"initial value {i}",
+                    leaf,
+                    "ACC.init(array); arrays travel as carries of loops, other memory is run_scoped's",
                 )
 
         def scope(*refs: Any) -> tuple[Any, ...]:

@@ -21,10 +21,10 @@ from ..program import CompilerParams
 from . import lowering
 from .call import Call
 from .interpret import Place
-from .irregular import is_irregular
+from .irregular import checked, is_irregular
 from .mapping import BlockMapping, GridMapping, dynamic
 from .room import with_room
-from .specs import BlockDim, Blocked, Buffered, Element, Squeezed
+from .specs import BlockDim, Blocked, BoundedSlice, Buffered, Element, Squeezed
 
 
 def _stock() -> Any:
@@ -96,6 +96,10 @@ def _block_of(b: Any, name: str) -> BlockMapping:
     space = str(getattr(b.transformed_block_aval, "memory_space", None)).rsplit(".", 1)[-1].lower()
     in_gmem = space in ("any", "gmem", "hbm")
     dims = tuple(_dim_of(d, name) for d in b.block_shape)
+    if in_gmem and any(map(is_irregular, dims)):
+        raise UnsupportedCall(
+            f"{name}: {b.origin}: a BoundedSlice block is copied to shared memory; leave memory_space={space} out"
+        )
     whole = in_gmem and dims == tuple(Blocked(n) for n in array.shape)
     mode = b.pipeline_mode
     return BlockMapping(
@@ -103,13 +107,28 @@ def _block_of(b: Any, name: str) -> BlockMapping:
         tuple(array.shape),
         np.dtype(array.dtype),
         () if whole else dims,
-        b.index_map_jaxpr,
+        _index_of(b, dims),
         in_gmem,
         None if mode is None else Buffered(mode.buffer_count).buffer_count,
         free=space in ("none", "default")
         and mode is None
-        and not any(isinstance(d, Element) and d.padding[0] for d in dims),
+        and not any(is_irregular(d) or isinstance(d, Element) and d.padding[0] for d in dims),
     )
+
+
+def _index_of(b: Any, dims: Sequence[BlockDim]) -> Any:
+    """The index map as `BlockMapping` has it: JAX keeps what of a slice is known in the tree of its results."""
+    closed = b.index_map_jaxpr
+    if not any(isinstance(d, BoundedSlice) for d in dims):
+        return closed
+
+    def index(*given: Any) -> list[Any]:
+        found = jax.tree.unflatten(b.index_map_out_tree, jex.jaxpr_as_fun(closed)(*given))
+        return jax.tree.leaves(
+            [checked(str(b.origin), i, d, x) for i, (d, x) in enumerate(zip(dims, found, strict=True))]
+        )
+
+    return jax.make_jaxpr(index)(*(v.aval for v in closed.jaxpr.invars))
 
 
 def _dim_of(d: Any, name: str) -> BlockDim:
@@ -120,9 +139,9 @@ def _dim_of(d: Any, name: str) -> BlockDim:
         return Blocked(int(getattr(d, "block_size", d)))
     if isinstance(d, pl.Element):
         return Element(d.block_size, tuple(d.padding))
-    raise UnsupportedCall(
-        f"{name}: a block dimension {d} of a call of JAX's; plgpu.pallas_call has BoundedSlice and Indirect"
-    )
+    if isinstance(d, pl.BoundedSlice):
+        return BoundedSlice(d.block_size)
+    raise UnsupportedCall(f"{name}: a block dimension {d} of a call of JAX's; call plgpu.pallas_call")
 
 
 def _scratch_of(aval: Any, name: str) -> Any:

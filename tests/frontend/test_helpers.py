@@ -30,6 +30,7 @@ def names_of(module):
 def test_every_name_of_pallas_is_here_or_says_where_to_go():
     theirs = names_of(stock_pl) | names_of(stock)
     assert {n for n in theirs if not hasattr(plgpu, n)} - set(ELSEWHERE) == set()
+    assert {n for n in ELSEWHERE if hasattr(plgpu, n)} == set()
 
 
 def test_a_name_that_is_not_here_says_what_to_use():

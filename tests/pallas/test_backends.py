@@ -233,6 +233,43 @@ def test_a_stock_call_as_ours_gives_what_stock_gives():
     np.testing.assert_array_equal(ours, stock_call(None, index=lambda i, j: (1 - i, j), interpret=True)(X))
 
 
+def test_bounded_slices_of_a_stock_call():
+    """Which no GPU backend of JAX's has: of sizes that are numbers and that depend on the step."""
+    from mosaic_gpu.pallas import lowering
+    from mosaic_gpu.pallas.stock import call_of
+
+    def rows(size, **options):
+        return stock.BlockSpec((stock.BoundedSlice(64), 128), lambda i, j: (stock.ds(60 * i, size(i)), j), **options)
+
+    for size, ends in ((lambda i: 60, (60, 120)), (lambda i: 50 + 10 * i, (50, 120))):
+        f = stock.pallas_call(
+            lambda x, o: o.__setitem__(..., 2 * x[...]),
+            OUT,
+            grid=(2, 2),
+            in_specs=[rows(size)],
+            out_specs=rows(size),
+            input_output_aliases={0: 0},
+            compiler_params=plgpu.CompilerParams(),
+        )
+        (eqn,) = _pallas_calls(jax.make_jaxpr(f)(X).jaxpr)
+        expected = np.array(X)
+        expected[: ends[0]] *= 2
+        expected[60 : ends[1]] *= 2
+        np.testing.assert_array_equal(lowering.run(call_of(eqn.params), X)[0], expected)
+    in_place = stock.pallas_call(
+        lambda x, o: None,
+        OUT,
+        grid=(2, 2),
+        in_specs=[rows(lambda i: 60, memory_space=stock.ANY)],
+        out_specs=rows(lambda i: 60),
+        compiler_params=plgpu.CompilerParams(),
+    )
+    with pytest.raises(
+        UnsupportedCall, match="BoundedSlice block is copied to shared memory; leave memory_space=any out"
+    ):
+        lowered(in_place, X)
+
+
 def test_a_stock_body_that_we_refuse_is_refused():
     def unknown(x, o):
         o[...] = jax.lax.digamma(x[...])
@@ -248,8 +285,8 @@ def test_stock_dimensions_that_we_do_not_have():
     with pytest.raises(UnsupportedCall, match="over a mesh or named axes"):
         call_of(dict(grid_mapping=named, name="f"))
 
-    with pytest.raises(UnsupportedCall, match="plgpu.pallas_call has BoundedSlice and Indirect"):
-        _dim_of(stock.BoundedSlice(8), "f")
+    with pytest.raises(UnsupportedCall, match="Indirect.* of a call of JAX's; call plgpu.pallas_call"):
+        _dim_of(stock.Indirect(8), "f")
     hbm = types.SimpleNamespace(shape=(8,), dtype=F, memory_space="hbm")
     with pytest.raises(UnsupportedCall, match="scratch in hbm"):
         _scratch_of(hbm, "f")
