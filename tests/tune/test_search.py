@@ -49,6 +49,9 @@ def test_halving_times_few_configs_long_and_confirms_the_last_in_turns(run, fake
     assert len(set(first)) == 17 and len(later) <= 4 and set(later) <= set(first)
     (turns,) = [c for what, c in timer.asked if what == "interleaved"]
     assert len(turns) == 3 and turns[0].to_json() == outcome.best["config"]
+    assert (
+        turns[-1] == fakes.FakeConfig()
+    )  # the default, which was far from the fastest: what is chosen has beaten it in turns
     exhaustive = fakes.Timer()
     run(exhaustive, settings=Settings(exhaustive=True), fresh=True)
     assert len(exhaustive.timed()) == 17
