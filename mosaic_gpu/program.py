@@ -192,7 +192,7 @@ class CompilerParams:
     """Choices of the compiler, per kernel.
 
     approx_math: allow `.approx.ftz` instructions (error bounds per op in docs/ops.md).
-    strict_math: never contract mul + add to fma.
+    strict_math: round every product, also one that is added to something in the same branch and loop (else an fma).
     arch: 'sm_90a', 'sm_100a' or 'sm_103a'; None: the device's, else the config's generation, else sm_90a.
     strict: spills, serialised and emulated MMAs are errors instead of warnings.
     dimension_semantics, max_concurrent_steps: of a `pallas_call`.  For each axis of its grid 'parallel' (CUDA blocks) or

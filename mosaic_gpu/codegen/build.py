@@ -34,13 +34,11 @@ def compile_plan(plan: Plan, *, check_in_background: bool = False) -> Built:
     or go wrong at once is still checked first: the sum of the budgets, and whether ptxas ignored them.
     """
     source = emit(plan)
-    options = ["--fmad=false"] if plan.program.params.strict_math else []
     name = f"/mosaic_gpu/{plan.program.name}.cu"  # absolute, else NVRTC puts the working directory in front
     compiled, hit = cached_compile(
         source,
         arch=plan.arch,
         name=name,
-        extra_options=options,
         accept=(lambda c: check_budgets(plan, c)) if budgets(plan) else None,
         in_background=check_in_background,
     )

@@ -11,6 +11,8 @@ from ..layouts.shared import itemsize, row_major
 from ..program import Equation, Operand, View
 from .text import C_TYPES, c_type
 
+FMA = {"float": "fmaf", "double": "fma"}
+
 
 def _strides(axes: tuple[int, int, int], values: tuple[int, int, int], rank: int) -> list[int]:
     """For each dimension of an operand the value of its part (batch, m or n, k)."""
@@ -171,7 +173,10 @@ def emit_by_elements(out: Any, e: Equation, d: Any) -> None:
         for i in range(len(coordinates)):
             a = out.read_place(x.dtype, f"{name}_x{i} + k * {steps[0]}")
             b = out.read_place(y.dtype, f"{name}_y{i} + k * {steps[1]}", start)
-            out.line(f"{name}_{i} += ({kind}){a} * ({kind}){b};")
+            if kind in FMA:
+                out.line(f"{name}_{i} = {FMA[kind]}(({kind}){a}, ({kind}){b}, {name}_{i});")
+            else:
+                out.line(f"{name}_{i} += ({kind}){a} * ({kind}){b};")
     out.assign_elements(result, [f"({c_type(result.dtype)}){name}_{i}" for i in range(len(coordinates))])
 
 

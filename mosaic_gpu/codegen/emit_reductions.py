@@ -37,7 +37,7 @@ class ReductionEmitter(MoveEmitter):
             with self.block():
                 self.line(" ".join(f"{kind} c{c} = {self.element(source, members[c])};" for c in range(width)))
                 texts = [
-                    f"c{j % width} = {combine.format(f'c{j % width}', self.element(source, m))};"
+                    f"c{j % width} = {self._taken(step, m, f'c{j % width}', combine)};"
                     for j, m in enumerate(members)
                     if j >= width
                 ]
@@ -80,6 +80,12 @@ class ReductionEmitter(MoveEmitter):
             assert size
             self._over_warps(layout, axes, len(order), give, first, take)
         self.reduced(result, natural, name)
+
+    def _taken(self, step: Any, member: int, total: str, combine: str) -> str:
+        """`total` and one more element of the thread's."""
+        if step.fma is not None:
+            return self.fma(step.fma, member, total)
+        return combine.format(total, self.element(step.equation.operands[0], member))
 
     def _groups(
         self, layout: RegisterLayout, axes: tuple[int, ...]

@@ -10,7 +10,8 @@ from ..errors import LayoutConflict, UnsupportedPrimitive
 from ..layouts.registers import Digit, RegisterLayout
 from ..layouts.shared import PACKED
 from ..ops.elementwise import factors_of
-from ..program import Affine, Equation, Literal, Operand, Value
+from ..plan.contraction import Fma
+from ..program import Affine, Literal, Operand, Value
 from .text import Text, c_type, half, literal
 
 
@@ -22,8 +23,6 @@ class ValueEmitter(Text):
         self.names: dict[int, str] = {}
         self.layouts: dict[int, RegisterLayout] = {}
         self.in_pairs = False  # whether the machine has packed float32 arithmetic
-        self.contracts = False  # whether sums of products are rounded once
-        self.factors: dict[int, tuple[Operand, ...]] = {}  # of each float32 product
 
     # ---- names --------------------------------------------------------------------------------------------------------
     def name(self, v: Value) -> str:
@@ -147,15 +146,14 @@ class ValueEmitter(Text):
 
     # ---- elementwise ------------------------------------------------------------------------------------------------------
     def elementwise(self, step: Any, expression: str) -> None:
-        """result = expression of the operands ({0}, {1}, ...), element by element."""
+        """result = expression of the operands ({0}, {1}, ...), or the step's fma, element by element."""
         e = step.equation
         result: Value = e.results[0]
         layout = self.layout(result)
-        factors = tuple(e.operands[k] for k in factors_of(e) or ())
-        if result.dtype == "float32" and factors:
-            self.factors[result.id] = factors
         if layout is None:
             text = expression.format(*(self.scalar(o) for o in e.operands))
+            if step.fma is not None:
+                text = self.fma(step.fma, 0)
             if result.dtype in PACKED:
                 text = f"from_{half(result.dtype)}(to_{half(result.dtype)}({text}))"
             self.define_scalar(result, text)
@@ -164,31 +162,23 @@ class ValueEmitter(Text):
             if self.layout(o) is not None:
                 self.expect_layout(o, layout, e.op)
         pairs = self.in_pairs and result.dtype == "float32" and layout.registers % 2 == 0
-        if pairs and factors:  # a Blackwell SM adds, subtracts, multiplies and fuses two float32 at once
-            self.pairwise(result, "mul_pair", [(x, "") for x in factors])
-            return
-        if pairs and e.op in ("add", "sub"):
-            self.pairwise(result, *self._sum(e))
-            return
-        self.assign_elements(
-            result,
-            [expression.format(*(self.element(o, i) for o in e.operands)) for i in range(layout.registers)],
-        )
+        factors = factors_of(e)
+        if pairs and step.fma is not None:  # a Blackwell SM adds, subtracts, multiplies and fuses two float32 at once
+            self.pairwise(result, "fma_pair", _signed(step.fma, self.layout(step.fma.b) is None))
+        elif pairs and factors is not None:
+            self.pairwise(result, "mul_pair", [(e.operands[k], "") for k in factors])
+        elif pairs and e.op in ("add", "sub"):
+            self.pairwise(result, f"{e.op}_pair", [(o, "") for o in e.operands])
+        elif step.fma is not None:
+            self.assign_elements(result, [self.fma(step.fma, i) for i in range(layout.registers)])
+        else:
+            texts = [expression.format(*(self.element(o, i) for o in e.operands)) for i in range(layout.registers)]
+            self.assign_elements(result, texts)
 
-    def _sum(self, e: Equation) -> tuple[str, Sequence[tuple[Operand, str]]]:
-        """A function of pairs.cuh that does an addition or a subtraction, and its operands with their signs.
-
-        A sum of a product is one fma, as the compiler makes of plain C++ and the simulator of the two equations.
-        """
-        for k in (0, 1) if self.contracts else ():
-            product, other = e.operands[k], e.operands[1 - k]
-            if isinstance(product, Value) and product.id in self.factors:
-                a, b = self.factors[product.id]
-                minus = ("", "-") if e.op == "sub" and k == 0 else ("-", "") if e.op == "sub" else ("", "")
-                if self.layout(b) is None:  # a sign of one value for all elements is for nothing
-                    a, b = b, a
-                return "fma_pair", ((a, minus[0]), (b, ""), (other, minus[1]))
-        return f"{e.op}_pair", tuple((o, "") for o in e.operands)
+    def fma(self, fma: Fma, index: int, c: str | None = None) -> str:
+        """Element `index` of a fused sum of a product; c: what is added, where that is no operand."""
+        terms = [f"-({x})" if sign else x for o, sign in _signed(fma, False) for x in (self.element(o, index),)]
+        return f"fmaf({', '.join(terms if c is None else (*terms, c))})"
 
     def pairwise(self, result: Value, function: str, operands: Sequence[tuple[Operand, str]]) -> None:
         """Declares `result` and computes its registers two by two: `function` of both results, then pairs of operands."""
@@ -249,3 +239,11 @@ class ValueEmitter(Text):
             shift = layout.register_part(i)[dim]
             texts.append(f"({ctype})({name}_base + {shift})")
         self.assign_elements(result, texts)
+
+
+def _signed(fma: Fma, swap: bool) -> list[tuple[Operand, str]]:
+    """An fma's operands with their signs; swap: the product's sign goes to its second factor."""
+    a, b = (fma.b, fma.a) if swap else (fma.a, fma.b)
+    signs = ["-" if minus else "" for minus in fma.minus]
+    rest = [] if fma.c is None else [(fma.c, signs[1])]
+    return [(a, signs[0]), (b, ""), *rest]

@@ -75,7 +75,6 @@ class Emitter(ScanEmitter, MmaEmitter):
         self.plan = plan
         self.approx = plan.program.params.approx_math
         self.in_pairs = plan.generation is Generation.SM100
-        self.contracts = not plan.program.params.strict_math
         self.single_thread = False
         self.together = False
         self.scope = Scope.WARPGROUP

@@ -22,7 +22,12 @@ from dataclasses import dataclass, field
 from mosaic_gpu.errors import ToolchainError
 
 ENVIRONMENT_VARIABLE = "MOSAIC_GPU_NVRTC"
-BASE_OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v")
+BASE_OPTIONS = (
+    "--std=c++17",
+    "-lineinfo",
+    "--ptxas-options=-v",
+    "--fmad=false",  # the emitter writes out which products are not rounded: plan/contraction.py
+)
 _MAJORS = (14, 13, 12)  # sonames tried through the loader's own search path
 _SUCCESS, _INVALID_OPTION = 0, 5
 _MISSING = (

@@ -31,7 +31,6 @@ def _define(name: str, expression: Callable[[Equation], str], numpy: Callable[..
     @o.simulate
     def _(sim: Any, step: Any) -> None:
         e, args = step.equation, [sim.read(x) for x in step.equation.operands]
-        sim.contracted(args)  # a second power is a product
         x, dtype = numpy(e, *args), numpy_dtype(e.results[0].dtype)
         sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
 

@@ -123,6 +123,12 @@ def _lgamma(x: Any) -> Any:
     return np.where(np.isinf(x), np.inf, _special("gammaln")(x))
 
 
+def _one_minus_square(x: Any) -> Any:
+    from ..simulator.contraction import fma
+
+    return 1 - x * x if x.dtype == np.float64 else fma(-x, x, np.float32(1))
+
+
 def _unsigned(x: Any) -> Any:
     a = np.asarray(x)
     return a.view(f"u{a.dtype.itemsize}")
@@ -174,7 +180,7 @@ ROWS = (
     Row("neg", np.negative, "-{0}", "-{0}"),
     Row("abs", np.abs, "fabsf({0})", "({0} < 0 ? -{0} : {0})"),
     Row("sign", np.sign, "({0} > 0.f ? 1.f : {0} < 0.f ? -1.f : {0})", "(({0} > 0) - ({0} < 0))"),
-    Row("one_minus_square", lambda x: 1 - x * x, "(1.f - {0} * {0})"),
+    Row("one_minus_square", _one_minus_square, "fmaf(-({0}), {0}, 1.f)"),
     Row("square", np.square, "{0} * {0}", "{0} * {0}"),
     Row("floor", np.floor, "floorf({0})"),
     Row("ceil", np.ceil, "ceilf({0})"),
@@ -284,9 +290,7 @@ def _define(row: Row) -> None:
         dtype = numpy_dtype(e.results[0].dtype)
         if dtype.itemsize == 2 and dtype.kind not in "iub":  # 16-bit floats: computed in float32, rounded once
             args = [a.astype(np.float32) if a.dtype == dtype else a for a in args]
-        x = sim.contracted(args)
-        if x is None:
-            x = row.numpy(*args)
+        x = row.numpy(*args) if step.fma is None else sim.fused(step.fma)
         sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
 
 

@@ -51,12 +51,14 @@ def _(out: Any, step: Any) -> None:
 
 @exp2_fma_p.simulate
 def _(sim: Any, step: Any) -> None:
+    from ..simulator.contraction import fma
+
     e = step.equation
     x = np.maximum(np.asarray(sim.read(e.operands[0]), np.float32), np.float32(-125))
     shifted = x + ROUNDS
     f = x - (shifted - ROUNDS)
     a, b, c, d = (np.float32(n) for n in POLYNOMIAL)
-    fraction = a + f * (b + f * (c + f * d))
+    fraction = fma(f, fma(f, fma(f, d, c), b), a)
     with np.errstate(over="ignore"):
         bits = np.asarray(fraction).view(np.int32) + (np.asarray(shifted).view(np.int32) << 23)
     sim.write(e.results[0], bits.view(np.float32))

@@ -108,7 +108,7 @@ def _define(c: Combine) -> Op:
     def _(sim: Any, step: Any) -> None:
         e = step.equation
         x = sim.read(e.operands[0])
-        wide = widened(x)
+        wide = widened(x) if step.fma is None else np.broadcast_to(sim.fused(step.fma), x.shape)
         with np.errstate(all="ignore"):
             result = c.numpy(wide, axis=tuple(e.param("axes")))
         sim.write(e.results[0], np.asarray(result).astype(numpy_dtype(e.results[0].dtype)))

@@ -18,6 +18,7 @@ from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
 from ..program import Equation, Program, Value, View, refs_of, walk
 from . import in_flight, roles
+from .contraction import Fma, fmas
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .peers import accesses, check_peer, filled_by_peers, met_by_peers, reaches_peers
 from .products import Products
@@ -120,9 +121,11 @@ class PlanContext:
 
     # ---- equations -> steps ---------------------------------------------------------------------------------------------
     def block(self, inputs: Sequence[Value], equations: Sequence[Equation], outputs: Sequence[Any] = ()) -> Block:
-        return Block(tuple(inputs), tuple(self.step(e) for e in equations), tuple(outputs))
+        contracted = [None] * len(equations) if self.program.params.strict_math else fmas(equations)
+        steps = (self.step(e, fma) for e, fma in zip(equations, contracted, strict=True))
+        return Block(tuple(inputs), tuple(steps), tuple(outputs))
 
-    def step(self, e: Equation) -> Step:
+    def step(self, e: Equation, fma: Fma | None) -> Step:
         table = (self.generation, self.scope)
         op = registry.lookup(e.op, table, e.line)
         if e.op == "warp_map":
@@ -137,7 +140,7 @@ class PlanContext:
             if error.line is None:
                 error.line = e.line
             raise
-        return Step(e, data, tuple(self.block(r.inputs, r.equations, r.outputs) for r in e.regions))
+        return Step(e, data, tuple(self.block(r.inputs, r.equations, r.outputs) for r in e.regions), fma=fma)
 
     def warp_roles(self, e: Equation) -> tuple[Role, ...]:
         """The roles of the four warps under `warp_map`."""

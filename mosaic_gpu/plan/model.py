@@ -13,6 +13,7 @@ from ..program import Equation, Operand, Program, Value
 
 if TYPE_CHECKING:  # the ops themselves need this module
     from ..ops.registry import Generation, Scope
+    from .contraction import Fma
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Step:
     """One equation with what was decided about it.
 
     data: what the op's plan rule returned.  waits: the implicit `wgmma.wait_group` N that must come first (None: none).
+    fma: the fma that a sum of a product is (None: it is none).
     """
 
     equation: Equation
     data: Any = None
     regions: tuple[Block, ...] = ()
     waits: int | None = None
+    fma: Fma | None = None
 
 
 @dataclasses.dataclass(frozen=True)

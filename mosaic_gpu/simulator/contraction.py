@@ -1,40 +1,43 @@
-"""Sums of products as the GPU rounds them: once.
+"""Sums of products as an fma rounds them: once.  Which ones those are says the plan (`plan/contraction.py`).
 
-Unless a kernel asks for strict_math, the compiler makes one fma of a float32 multiplication and the addition or subtraction
-that takes its result, wherever it can see both.  So here: what is only true where a product is rounded (`x * f - x * f` is 0)
-is then false here, too.
+What is only true where a product is rounded (`x * f - x * f` is 0) is then false here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..ops.elementwise import factors_of
-from ..program import Equation, Value
 from .memory import Array
 
-Factors = dict[int, tuple[Array, Array]]
-"""The factors of each product that a thread has computed, by the id of the value."""
+SMALLEST_NORMAL = 2.0**-126
+BELOW = (1 << 29) - 1  # bits of a float64's mantissa that a float32 has no room for
+MIDDLE = 1 << 28
 
 
-def contract(factors: Factors, e: Equation, args: Sequence[Array]) -> Array | None:
-    """The result of an add or sub of a product of float32; None for anything else.  Remembers the factors of products."""
-    result = e.results[0]
-    if result.dtype != "float32":
-        return None
-    if (pair := factors_of(e)) is not None:
-        factors[result.id] = (args[pair[0]], args[pair[1]])
-    if e.op not in ("add", "sub"):
-        return None
-    for k in (0, 1):
-        operand = e.operands[k]
-        if isinstance(operand, Value) and operand.id in factors:
-            a, b = factors[operand.id]
-            product = np.multiply(a, b, dtype=np.float64)  # exact: twice 24 bits are fewer than 53
-            other = args[1 - k]
-            if e.op == "add":
-                return np.asarray(product + other).astype(np.float32)
-            return np.asarray(product - other if k == 0 else other - product).astype(np.float32)
-    return None
+def exact_product(a: Any, b: Any) -> Array:
+    """a * b of float32, as float64: twice 24 bits are fewer than 53."""
+    return np.asarray(np.multiply(a, b, dtype=np.float64))
+
+
+def fma(a: Any, b: Any, c: Any) -> Array:
+    """a * b + c of float32, rounded once."""
+    with np.errstate(all="ignore"):
+        product = exact_product(a, b)
+        total = np.asarray(product + np.asarray(c, np.float64))
+        if ((total.view(np.int64) & BELOW) == MIDDLE).any() or not np.abs(total).min() >= SMALLEST_NORMAL:
+            total = _to_odd(total, product, c)
+        return total.astype(np.float32)
+
+
+def _to_odd(total: Array, product: Array, c: Any) -> Array:
+    """A sum of float64 whose last bit says whether anything was cut off, so that rounding it again goes the right way.
+
+    Round to odd: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers 57 (2008).
+    """
+    part = total - product
+    rest = (product - (total - part)) + (c - part)  # exactly what rounding left out: Knuth's two-sum
+    bits = total.view(np.int64)
+    wrong = (rest != 0) & np.isfinite(total) & (bits % 2 == 0)
+    return np.asarray(bits + wrong * np.where((rest > 0) == (total > 0), 1, -1)).view(np.float64)

@@ -5,7 +5,7 @@ A value is a whole logical array per warpgroup: how its elements spread over reg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,10 @@ import numpy as np
 from ..errors import Line, MosaicGpuError, UnsupportedPrimitive
 from ..ops.elementwise import numpy_dtype
 from ..ops.registry import OPS
+from ..plan.contraction import Fma
 from ..plan.model import Role, Step
 from ..program import Affine, Literal, Operand, Value
-from .contraction import Factors, contract
+from .contraction import exact_product, fma
 from .endless import Loop, check_steps
 from .memory import Array
 from .scheduler import Steps, Task
@@ -43,7 +44,6 @@ class Core:
         self.block, self.role, self.warpgroup, self.warp = block, role, warpgroup, warp
         self.plan, self.program = block.plan, block.plan.program
         self.env: dict[int, Array] = dict(parent.env) if parent else {}
-        self.factors: Factors = {}
         self.hazards: Hazards | None = None
         self.step: Step | None = None
         self.children: list[Task] = []
@@ -102,11 +102,15 @@ class Core:
             found = constants[id(operand)] = literal(operand)
         return found
 
-    def contracted(self, args: Sequence[Array]) -> Array | None:
-        """This step's result if the compiler makes an fma of it and the product that it takes."""
-        if self.program.params.strict_math or self.step is None:
-            return None
-        return contract(self.factors, self.step.equation, args)
+    def fused(self, step_fma: Fma) -> Array:
+        """A sum of a product, rounded once; of a sum over axes the products, exactly."""
+        minus_product, minus_c = step_fma.minus
+        a, b = self.read(step_fma.a), self.read(step_fma.b)
+        a = -a if minus_product else a
+        if step_fma.c is None:
+            return exact_product(a, b)
+        c = self.read(step_fma.c)
+        return fma(a, b, -c if minus_c else c)
 
     def read_as(self, operand: Operand, like: Value) -> Array:
         """An operand in the shape and dtype of another value: a constant may stand for a whole array."""

@@ -31,7 +31,7 @@ from mosaic_gpu.bundle.files import Bundle, Entry, write
 from mosaic_gpu.bundle.make import MULTIPROCESSORS
 from mosaic_gpu.codegen.build import compile_plan
 from mosaic_gpu.codegen.emitter import emit
-from mosaic_gpu.codegen.nvrtc import Compiled
+from mosaic_gpu.codegen.nvrtc import BASE_OPTIONS, Compiled
 from mosaic_gpu.codegen.ptxas_log import parse_log
 from mosaic_gpu.errors import BarrierMisuse, Deadlock, Leak, MosaicGpuError, Race, UninitializedRead
 from mosaic_gpu.plan.model import Plan
@@ -161,7 +161,7 @@ class Recorder:
 def source_of(plan: Plan) -> str | None:
     """What a plan's cubin depends on, hashed; None where nothing can be emitted."""
     try:
-        return _hash(emit(plan).encode(), str(plan.program.params.strict_math).encode())
+        return _hash(emit(plan).encode(), *(o.encode() for o in BASE_OPTIONS))
     except MosaicGpuError:
         return None
 
