@@ -7,6 +7,7 @@ row of the block, `OUTSIDE` where there is none.  What lies outside reads as zer
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
@@ -21,7 +22,7 @@ from ..frontend.loops import ds
 from ..frontend.primitives import slice_class, split_ref
 from ..ops.copies import commit_smem
 from ..ops.refs import load
-from .specs import BlockDim, Blocked, BoundedSlice, Indirect, Squeezed, block_size
+from .specs import BlockDim, Blocked, BoundedSlice, Element, Indirect, Squeezed, block_size
 
 if TYPE_CHECKING:
     from .blocks import Moved
@@ -101,6 +102,21 @@ def positions(d: BlockDim, found: Any, first: Any = 0, count: int | None = None)
     return jnp.where(row < found.size, row + found.start, jnp.int32(OUTSIDE))
 
 
+def in_front(m: Moved) -> Moved:
+    """An output with padding in front of the array as one that threads store, all others as they are: TMA loads from in front of
+    an array, but a store there ends the kernel with an illegal instruction (seen on an H200)."""
+    low = [d.padding[0] if isinstance(d, Element) else 0 for d in m.dims]
+    if not m.by_tma or not any(low):
+        return m
+
+    def index(ids: Any) -> list[Any]:
+        found = zip(m.index(ids), m.dims, low, strict=True)
+        return [Part(i - n, jnp.int32(block_size(d) or 1)) if n else i for i, d, n in found]
+
+    dims = tuple(BoundedSlice(block_size(d) or 1) if n else d for d, n in zip(m.dims, low, strict=True))
+    return dataclasses.replace(m, dims=dims, index=index)
+
+
 def gather(m: Moved, index: Sequence[Any], block: Any, zero: Any) -> None:
     """Copy what `index` says of the array into `block`, an SMEM view."""
 
@@ -172,4 +188,4 @@ def _piece(dims: Sequence[BlockDim]) -> list[int]:
     return sizes
 
 
-__all__ = ["Part", "checked", "gather", "grouped", "is_irregular", "positions", "results", "scatter"]
+__all__ = ["Part", "checked", "gather", "grouped", "in_front", "is_irregular", "positions", "results", "scatter"]

@@ -25,7 +25,7 @@ from ..frontend.trace import function_line
 from ..ops.barriers import barrier_wait
 from ..ops.copies import commit_smem, copy_block_to_gmem, copy_gmem_to_smem, wait_smem_to_gmem
 from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_in_place
-from .irregular import checked, gather, is_irregular, scatter
+from .irregular import checked, gather, in_front, is_irregular, scatter
 from .specs import BlockDim, Blocked, BlockSpec
 
 Body = Callable[..., Any]
@@ -173,7 +173,7 @@ def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Se
     known = isinstance(total, int)
     if known and total == 0:
         return carry
-    plan = Rings(grid, total if known else None, inputs, outputs)
+    plan = Rings(grid, total if known else None, inputs, [in_front(m) for m in outputs])
 
     def run(buffers: dict[str, Any], barriers: Sequence[Any]) -> Any:
         return _loop(body, grid, total, plan, [buffers.get(m.name) for m in (*inputs, *outputs)], barriers, carry)

@@ -27,6 +27,7 @@ from ..ops.copies import commit_smem, copy_block_to_gmem, copy_gmem_to_smem, wai
 from ..ops.registers import set_max_registers
 from ..plan.resources import entry_registers
 from .blocks import Moved, block_of, count, unravel
+from .irregular import in_front
 from .pipeline import Body, Operands, Rings, is_scalar, moves, slot_of
 from .specs import BlockSpec
 
@@ -146,10 +147,10 @@ class SpecializedPipeline:
 
     def _made(self, refs: Sequence[Any]) -> _Pipeline:
         inputs, outputs = self.operands.of(refs)
-        if irregular := next((m for m in (*inputs, *outputs) if m.irregular), None):
+        if irregular := next((m for m in (*inputs, *map(in_front, outputs)) if m.irregular), None):
             raise UnsupportedCall(
-                f"{WHERE}: {irregular.name}: threads copy blocks with BoundedSlice or Indirect dimensions, and a memory "
-                "warpgroup moves its blocks by TMA; use emit_pipeline in the warpgroup that computes"
+                f"{WHERE}: {irregular.name}: threads copy blocks with BoundedSlice or Indirect dimensions, and outputs with "
+                "padding in front, and a memory warpgroup moves its blocks by TMA; use emit_pipeline in a warpgroup that computes"
             )
         return _Pipeline(self, inputs, outputs)
 

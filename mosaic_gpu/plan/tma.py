@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import IllegalInstruction, Line, UnsupportedCall
@@ -98,15 +99,17 @@ def shared_digits(
     return digits, offset
 
 
-def plan_copy(ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tuple[str, ...] = ()) -> TmaCopy:
-    """Plan a copy between a GMEM view and an SMEM view of the same shape and dtype."""
+def plan_copy(
+    ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tuple[str, ...] = (), store: bool = False
+) -> TmaCopy:
+    """Plan a copy between a GMEM view and an SMEM view of the same shape and dtype.  store: to GMEM."""
     if gmem.shape != smem.shape or gmem.dtype != smem.dtype:
         raise IllegalInstruction(
             f"copy between {gmem.name}, GMEM {gmem.dtype}{list(gmem.shape)}, and {smem.name}, SMEM "
             f"{smem.dtype}{list(smem.shape)}: shapes and dtypes must match",
             line,
         )
-    return _planned(ctx, gmem, smem, ctx.buffers[smem.ref.id].layout, line, multicast)
+    return _planned(ctx, gmem, smem, ctx.buffers[smem.ref.id].layout, line, multicast, store=store)
 
 
 def plan_prefetch(ctx: Any, gmem: View, line: Line | None, shared_by: tuple[str, ...] = ()) -> TmaCopy:
@@ -126,6 +129,7 @@ def _planned(
     line: Line | None,
     multicast: tuple[str, ...],
     lands: bool = True,
+    store: bool = False,
 ) -> TmaCopy:
     """lands: whether it comes to or from shared memory, where addresses have an alignment."""
     if gmem.is_transposed or smem.is_transposed:
@@ -175,12 +179,37 @@ def _planned(
         issues.append(TmaIssue(shared, coords))
     if lands:
         _check_alignment(issues, smem, line)
+    for issue in issues:
+        starts = [(c.start.const, [f for _, f in c.start.terms]) for c in issue.coordinates]
+        if wrong := wrong_coordinates(starts, layout.itemsize, store):
+            raise IllegalInstruction(f"{wrong} (the copy between {gmem} and {smem.name})", line)
     if len(issues) % parts:
         raise IllegalInstruction(
             f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line
         )
     nbytes = math.prod(d.extent for d in box) * layout.itemsize * len(issues)
     return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts)
+
+
+def wrong_coordinates(starts: Sequence[tuple[int, Sequence[int]]], itemsize: int, store: bool) -> str | None:
+    """Why a copy to or from such coordinates ends the kernel with an illegal instruction (seen on an H200), as far as known.
+
+    starts: of each dimension, innermost first, a constant and the factors of what is added to it and known at run time only.
+    """
+    const, factors = starts[0]
+    if const * itemsize % 16 and all(f * itemsize % 16 == 0 for f in factors):
+        return (
+            f"TMA moves rows from multiples of 16 bytes on; this copy starts {const * itemsize} bytes past one "
+            f"(element {const} of {itemsize} bytes along the last dimension): start it at a multiple of "
+            f"{16 // math.gcd(16, itemsize)}, or use load and stores"
+        )
+    if store and any(c < 0 and not f for c, f in starts):
+        where = tuple(c for c, _ in reversed(starts))
+        return (
+            f"TMA does not store in front of an array, from {where} on (past the end it leaves out what is not there): "
+            "store a slice that begins inside, or use stores"
+        )
+    return None
 
 
 def _check_rank(rank: int, gmem: View, line: Line | None) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..errors import IllegalInstruction, Line, MosaicGpuError, UninitializedRead
 from ..layouts.shared import itemsize
 from ..plan.model import TensorMapPlan
-from ..plan.tma import tensor_map_arguments
+from ..plan.tma import tensor_map_arguments, wrong_coordinates
 from .async_store import RemoteStore
 from .barriers import MBarrier
 from .clocks import Rows
@@ -115,6 +115,7 @@ class TmaEngine:
             elif isinstance(copy, Load):
                 self._load(copy)
             else:
+                check_coordinates(copy.map, copy.coordinates, store=True)
                 data, known = self._read_shared(copy)
                 copy.read = True
                 yield None
@@ -125,6 +126,7 @@ class TmaEngine:
             raise
 
     def _load(self, copy: Load) -> None:
+        check_coordinates(copy.map, copy.coordinates, store=False)
         data = read_box(self.arrays[copy.map.input], copy.map, copy.coordinates)
         chunks = chunk_index(copy.address, data.nbytes, copy.map.swizzle)
         raw = data.reshape(-1).view(CHUNK)
@@ -159,6 +161,12 @@ class TmaEngine:
             array.changes += 1
             if mask is not None:
                 mask[...] = True if known is None else known[inside]
+
+
+def check_coordinates(m: TensorMapPlan, coordinates: tuple[int, ...], store: bool) -> None:
+    """What the plan could not know."""
+    if wrong := wrong_coordinates([(c, ()) for c in coordinates], itemsize(m.dtype), store):
+        raise IllegalInstruction(wrong)
 
 
 def box_bytes(m: TensorMapPlan) -> int:

@@ -243,7 +243,7 @@ class _Search:
             if stage + 1 < len(self.s.stages):
                 alive = alive[: max(math.ceil(self.s.keep * len(alive)), self.s.confirm)]
         # Time was up before any came so far: those that are right at all.
-        self._confirm(self._with_default((alive if len(alive) > 1 else self._fastest(self.candidates, 0))))
+        self._confirm(self._with_default(alive if len(alive) > 1 else self._fastest(self.candidates, 0)))
         left = [c for c in self.candidates if c not in self.trials]
         default = self.trials.get(self.default, {}).get("seconds")
         return Outcome(
@@ -333,8 +333,8 @@ class _Search:
         return sorted(right, key=lambda c: float(self.trials[c]["seconds"]))
 
     def _with_default(self, ranked: list[Any]) -> list[Any]:
-        """The first few, and the kernel's default: it was timed first, on a cooler chip than all others, so that only side by side
-        it can be said whether one of them is faster."""
+        """The first few, and the kernel's default, which was timed first, on a cooler chip than all others: only side by side can
+        it be said whether one of them is faster."""
         few = ranked[: self.s.confirm]
         right = self.trials.get(self.default, {}).get("status") == "ok"
         return few if self.default in few or not right else [*few[: max(self.s.confirm - 1, 1)], self.default]

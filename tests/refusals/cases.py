@@ -314,6 +314,7 @@ case("a copy between shapes", load(), x(64, 32), scratch=[smem(64, 64), BAR])
 case("a copy that transposes", load(lambda a: a.T), x(64, 64), scratch=[smem(64, 64), BAR])
 case("a copy of a column", load(lambda a: a.at[:, 0]), x(64, 64), scratch=[smem(64), BAR])
 case("a copy of rows of 12 bytes", load(), x(64, 3), scratch=[smem(64, 3), BAR])
+case("a copy from 8 bytes on", load(lambda a: a.at[:, ds(2, 4)]), x(64, 8), scratch=[smem(64, 4), BAR])
 case(
     "a copy of half a swizzle",
     load(lambda a: a.at[:, ds(0, 32)], lambda s: s.at[:, ds(0, 32)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -172,3 +173,33 @@ def test_swizzle_acts_on_absolute_addresses():
     here, there = tma.chunk_index(0, 1024, 128), tma.chunk_index(512, 1024, 128)
     assert not np.array_equal(here + 32, there)
     assert sorted(there) == list(range(32, 96))
+
+
+@pytest.mark.parametrize(
+    "store, row, column, wrong",
+    [
+        (False, -1, 0, ""),
+        (False, 7, -4, ""),
+        (False, 0, 2, "8 bytes past one.*start it at a multiple of 4"),
+        (False, 0, -2, "8 bytes past one"),
+        (True, 7, 4, ""),
+        (True, 0, 5, "20 bytes past one"),
+        (True, -1, 0, r"in front of an array, from \(-1, 0\)"),
+        (True, 0, -4, r"in front of an array, from \(0, -4\)"),
+    ],
+)
+def test_coordinates_that_end_a_kernel(store, row, column, wrong):
+    """What an H200 did with boxes of 2 x 4 int32 of a (7, 8) array: each of these was launched."""
+    layout = SharedLayout((2, 4), "int32")
+    m, copy = make("int32", (7, 8), layout, (0, 0), (2, 4))
+    shared = memory.SharedMemory(128, poison=False)
+    shared.write(layout.byte_offsets() // 4, 4, memory.to_raw(random_array("int32", (2, 4)), "int32", (2, 4)))
+    array = memory.GlobalArray.of_input("x", random_array("int32", (7, 8)))
+    engine = tma.TmaEngine([array], shared)
+    ((_, address),) = boxes(copy, 0)
+    if store:
+        engine.queue.append(tma.Store(m, (column, row), address, None))
+    else:
+        engine.queue.append(tma.Load(m, (column, row), address, ((shared, MBarrier("b[0]", 1)),), None))
+    with pytest.raises(IllegalInstruction, match=wrong) if wrong else contextlib.nullcontext():
+        run_engine(engine)
