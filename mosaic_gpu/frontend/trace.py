@@ -64,6 +64,12 @@ def user_line(equation: Any, outer: Line | None) -> Line | None:
     return outer  # e.g. inside jnp.where, whose trace JAX caches: no frame of the user
 
 
+def is_jaxs(jaxpr: Any) -> bool:
+    """Whether it is of a jitted function of JAX's: JAX keeps its trace, and in that the lines of whoever called it first."""
+    source = str(getattr(getattr(jaxpr, "debug_info", None), "func_src_info", "") or "")
+    return source.rpartition(" at ")[2].startswith(JAX_FOLDER)
+
+
 @functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a file is the user's: not JAX's and not ours."""
@@ -86,6 +92,7 @@ class Tracer:
     def __init__(self) -> None:
         self.count = 0
         self.failures = FAILURES.get()
+        self.in_jax = False  # in a function of JAX's, whose lines are those of its call
         self.env: dict[Any, Operand] = {}
         self.warp_axes: dict[str, Value] = {}  # the warp, by the name of its axis, inside of a core_map
         self.semaphores: list[Value] = []  # that the body has asked for with get_global
@@ -137,10 +144,11 @@ class Tracer:
         self.bind(inner.constvars, [self.constant(c, line) for c in consts])
         self.bind(inner.invars, operands)
         for e in inner.eqns:
+            own = line if self.in_jax else user_line(e, line)
             if self.failures is None:
-                self.equation(e, out, user_line(e, line))
+                self.equation(e, out, own)
             else:
-                self.tried(e, out, user_line(e, line), self.failures)
+                self.tried(e, out, own, self.failures)
         return [self.read(v) for v in inner.outvars]
 
     def tried(self, e: Any, out: list[Equation], line: Line | None, failures: list[Failure]) -> None:
@@ -183,7 +191,9 @@ class Tracer:
             )
         elif name in CALLS:
             inner = e.params.get(CALLS[name]) or e.params.get("jaxpr") or e.params.get("fun_jaxpr")
+            before, self.in_jax = self.in_jax, self.in_jax or is_jaxs(getattr(inner, "jaxpr", inner))
             self.bind(e.outvars, self.inline(inner, [self.read(v) for v in e.invars], out, line))
+            self.in_jax = before
         elif name in IDENTITY or (name == "convert_element_type" and self.keeps_dtype(e)):
             self.bind(e.outvars, [self.read(v) for v in e.invars])
         else:

@@ -15,7 +15,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.build import body_of
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import UnsupportedCall
-from mosaic_gpu.program import Literal
+from mosaic_gpu.program import Literal, walk
 
 
 @pytest.mark.parametrize("where", ["top", "loop", "branch", "jit"])
@@ -139,6 +139,28 @@ def test_line_of_cached_jnp_functions(program, array, line_of):
 
     selects = [e for e in program(body, array(8), out=array(2)).body if e.op == "select_n"]
     assert [line(s) for s in selects] == [(__file__, line_of(body, mark)) for mark in ("first", "second")]
+
+
+def test_lines_inside_a_jnp_function_that_a_derivative_traced_first(program, array):
+    """JAX keeps the trace of `jnp.where` with lines in it: behind a derivative, that of the call whose derivative it was."""
+    source = "def body(x, o):\n    y = x[...]\n\n    o[...] = jnp.where(y > 1.5, y, 0.0)\n"
+
+    def body_in(file):
+        scope = {"jnp": jnp}
+        exec(compile(source, file, "exec"), scope)
+        return scope["body"]
+
+    jax.clear_caches()
+    gradient = plgpu.kernel(body_in("/tmp/first.py"), array(8, 24))
+
+    @jax.custom_vjp
+    def f(x):
+        return x * 2
+
+    f.defvjp(lambda x: (f(x), x), lambda x, _: (gradient(x),))
+    jax.make_jaxpr(jax.grad(lambda x: f(x).sum()))(np.ones((8, 24), np.float32))
+    lines = {e.line for e in walk(program(body_in("/tmp/second.py"), array(8, 24), out=array(8, 24)).body)}
+    assert {(line.file, line.number) for line in lines} == {("/tmp/second.py", 2), ("/tmp/second.py", 4)}
 
 
 def test_line_of_our_own_helpers(program, array, line_of):
