@@ -132,11 +132,14 @@ CHUNKS = [
 
 @pytest.mark.parametrize("dtype", CASES)
 def test_against_jax(dtype, compiled):
-    """Whole table of a type, default layouts, a shape that does not divide over 128 threads evenly."""
-    functions, x = TABLES[dtype], numbers(dtype, 24, 12)
-    plan = plan_of(functions, x, None)
-    right(functions, x, simulate(plan, [x]))
-    assert compiled(plan).complaints() == []
+    """Whole table of a type, default layouts, a shape that does not divide over 128 threads evenly.  Compiled in halves: loads that
+    ptxas moves to the front of one kernel with all of them would not find registers."""
+    table, x = list(TABLES[dtype].items()), numbers(dtype, 24, 12)
+    for part in (table[::2], table[1::2]):
+        functions = dict(part)
+        plan = plan_of(functions, x, None)
+        right(functions, x, simulate(plan, [x]))
+        assert compiled(plan).complaints() == []
 
 
 @pytest.mark.parametrize(("dtype", "chunk"), CHUNKS)
