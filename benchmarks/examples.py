@@ -94,6 +94,15 @@ def rows(scale: int = 1) -> dict[str, Row]:
 
         name = f"pallas_call matmul {block_m}x{block_n}, {steps} steps"
         add(name, pipelined, product, *square, flops=2 * n**3, allowed=1e-2, kernel=by_roles)
+    add(
+        "pallas_call matmul 128x256, 2 warpgroups",
+        pallas.matmul_warpgroups,
+        product,
+        *square,
+        flops=2 * n**3,
+        allowed=1e-2,
+        kernel=by_roles,
+    )
     add("pallas_call softmax", pallas.softmax, lambda x: jax.nn.softmax(x, 1), normal(many, 256))
     add("pallas_call layer_norm", pallas.layer_norm, plain.layer_norm, normal(many, 256), normal(256), normal(256))
     tokens = rng.integers(0, many // 2, many).astype(np.int32)

@@ -198,6 +198,9 @@ class CompilerParams:
     dimension_semantics, max_concurrent_steps: of a `pallas_call`.  For each axis of its grid 'parallel' (CUDA blocks) or
     'sequential' ('arbitrary': a loop in each block), None: sequential where an output's block stays the same along the axis,
     else parallel.  max_concurrent_steps: buffers for each input and output that changes along sequential axes.
+    num_compute_wgs, memory_registers, wg_axis: of a `pallas_call`, too.  num_compute_wgs: so many warpgroups (1 to 7) run the
+    body of a block, each for itself, while one more loads its inputs; None: one does everything.  wg_axis: the axis that tells
+    them apart, for `lax.axis_index`.  memory_registers: of a thread that loads; the others share what is left.
     """
 
     approx_math: bool = False
@@ -206,9 +209,17 @@ class CompilerParams:
     strict: bool = False
     dimension_semantics: tuple[str, ...] | None = None
     max_concurrent_steps: int = 2
+    num_compute_wgs: int | None = None
+    memory_registers: int = 40
+    wg_axis: str = "wg"
 
     def __post_init__(self) -> None:
         arguments.whole("CompilerParams", "max_concurrent_steps", self.max_concurrent_steps, 1)
+        if self.num_compute_wgs is not None:
+            arguments.whole("CompilerParams", "num_compute_wgs", self.num_compute_wgs, 1, 7)
+        arguments.whole("CompilerParams", "memory_registers", self.memory_registers, 24, 256)
+        if not isinstance(self.wg_axis, str):
+            arguments.refuse("CompilerParams", "wg_axis", self.wg_axis, "the name of the warpgroups' axis")
         if self.dimension_semantics is not None:
             given = arguments.names("CompilerParams", "dimension_semantics", self.dimension_semantics)
             object.__setattr__(self, "dimension_semantics", given)
@@ -223,6 +234,10 @@ class CompilerParams:
             raise ValueError(
                 f"CompilerParams(arch={self.arch!r}): 'sm_90a', 'sm_100a' or 'sm_103a', or None for the device's"
             )
+
+
+OF_PALLAS_CALLS = ("dimension_semantics", "max_concurrent_steps", "num_compute_wgs", "memory_registers", "wg_axis")
+"""Fields of `CompilerParams` that mean nothing to a kernel."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax
 
 from .. import arguments
 from ..errors import UnsupportedCall
-from ..program import CompilerParams
+from ..program import OF_PALLAS_CALLS, CompilerParams
 from ..simulator.params import SimulatorParams
 from .memory import RefType
 from .trace import function_line
@@ -53,12 +53,12 @@ def checked_options(
     if compiler_params is not None and not isinstance(compiler_params, CompilerParams):
         arguments.refuse(where, "compiler_params", compiler_params, "plgpu.CompilerParams(...) or None")
     if compiler_params is not None:
-        for field in ("dimension_semantics", "max_concurrent_steps"):
+        for field in OF_PALLAS_CALLS:
             given = getattr(compiler_params, field)
             if given != getattr(CompilerParams(), field):
                 raise ValueError(
-                    f"kernel: compiler_params has {field}={given}, which is for pallas_call; a kernel's grid is its blocks, and "
-                    "emit_pipeline has the number of steps"
+                    f"kernel: compiler_params has {field}={given}, which is for pallas_call; a kernel's grid is its blocks, "
+                    "num_threads its warpgroups, and emit_pipeline has the number of steps"
                 )
     if interpret is not None and not isinstance(interpret, SimulatorParams):
         if not isinstance(interpret, bool):

@@ -88,7 +88,7 @@ class Moved:
 
     ref: GMEM Ref or view; index: program ids -> one index for each dimension (a Part for a BoundedSlice, an array for an
     Indirect); depth: buffers; staged: through shared memory, by TMA unless it is irregular, else the kernel sees the part of
-    the array itself.
+    the array itself; fresh: an output whose block is another one in each step, whether or not that can be seen.
     """
 
     name: str
@@ -99,6 +99,7 @@ class Moved:
     delay: int
     transforms: tuple[SmemTransform, ...]
     staged: bool
+    fresh: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

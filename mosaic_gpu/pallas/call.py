@@ -58,6 +58,11 @@ class Call:
     def out_avals(self) -> tuple[jax.core.ShapedArray, ...]:
         return tuple(jax.core.ShapedArray(b.shape, b.dtype) for b in self.mapping.outputs)
 
+    @property
+    def axis_env(self) -> list[tuple[str, int]]:
+        """Of the warpgroups that run the body, where there are several: their axis and its size."""
+        return warpgroups(self.params)
+
     def with_(self, **changes: Any) -> Call:
         return dataclasses.replace(self, **changes)
 
@@ -246,7 +251,12 @@ def _trace(
     refs += [*(b.ref() for b in mapping.blocks), *(s.aval() for s in own)]
     try:
         env = [(a, n) for a, n in zip(axes, grid, strict=True) if a is not None]
-        closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body, axis_env=env)(*refs))
+        roles = warpgroups(o["params"])
+        if clash := {a for a, _ in env} & {a for a, _ in roles}:
+            raise ValueError(
+                f"{o['name']}: {clash.pop()!r} is an axis of the grid; give CompilerParams another wg_axis"
+            )
+        closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body, axis_env=[*env, *roles])(*refs))
         closed = closed.replace(jaxpr=with_program_ids(closed.jaxpr, axes)) if env else closed
     except (AttributeError, TypeError, ValueError) as error:
         from .lowering import memory_notes
@@ -280,6 +290,13 @@ def _trace(
     if call.debug:
         print(f"{call!r}\n" + "\n".join(f"  {b.name}: {b.dtype}{list(b.shape)} in blocks {b.dims}" for b in blocks))
     return call, out_tree
+
+
+def warpgroups(params: Any) -> list[tuple[str, int]]:
+    """The axis of the warpgroups that run a body, and its size; nothing where one does everything."""
+    if not isinstance(params, CompilerParams) or params.num_compute_wgs is None:
+        return []
+    return [(params.wg_axis, params.num_compute_wgs)]
 
 
 def _is_type(x: Any) -> bool:

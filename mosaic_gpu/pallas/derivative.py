@@ -114,7 +114,7 @@ def with_tangents(call: Call, moves: tuple[bool, ...]) -> Call:
             aliases.append((fetched + place[i - fetched], outs + sum(out_moves[:o])))
     return call.with_(
         name=name,
-        jaxpr=shard_map.traced_outside(lambda: jax.make_jaxpr(body)(*types)),
+        jaxpr=shard_map.traced_outside(lambda: jax.make_jaxpr(body, axis_env=call.axis_env)(*types)),
         mapping=dataclasses.replace(m, blocks=blocks, num_outputs=outs + len(of_outputs)),
         scratch=scratch,
         aliases=tuple(sorted(aliases)),

@@ -1,13 +1,14 @@
 """`interpret=True`: a call as XLA operations, a loop over the grid that slices blocks out and puts them back.
 
 The body's jaxpr is evaluated with mutable arrays in place of its Refs.  What JAX has itself keeps its meaning; of our own
-operations those that say what is computed are translated, those that say when (waits, fences) fall away.  Barriers, copies and
-tensor memory are the machine's: for them there is the simulator.
+operations those that say what is computed are translated, those that say when (waits, fences) fall away.  Barriers, copies that
+complete on one and tensor memory are the machine's: for them there is the simulator.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,15 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
     # Scratch is new where a CUDA block begins: at the first step of all sequential axes.
     ours = isinstance(call.params, CompilerParams)
     kinds = lowering.semantics(call) if ours else (lowering.PARALLEL,) * len(m.grid)
-    new = [jnp.zeros(s.shape, s.dtype) if s.space.kind == "acc" else _empty(s.shape, s.dtype) for s in scratch]
+    # Warpgroups that run the body take turns; each has accumulators of its own.
+    axis, several = next(iter(call.axis_env), ("", 1))
+    copies = [several if s.space.kind == "acc" else 1 for s in scratch]
+    starts = list(itertools.accumulate(copies, initial=0))
+    new = [
+        jnp.zeros(s.shape, s.dtype) if s.space.kind == "acc" else _empty(s.shape, s.dtype)
+        for s, n in zip(scratch, copies, strict=True)
+        for _ in range(n)
+    ]
     everything = _alike([*prefetch, *inputs, *first, *new])
     prefetch, everything = everything[: len(prefetch)], everything[len(prefetch) :]
     inputs, everything = everything[: len(inputs)], everything[len(inputs) :]
@@ -76,8 +85,10 @@ def interpret(call: Call, *operands: Any) -> list[Any]:
         at = [b.starts(ids, read) for b in m.blocks]
         refs = [jax.ref.new_ref(_cut(x, b, s)) for x, b, s in zip((*given, *outs), m.blocks, at, strict=True)]
         mine = [jax.ref.new_ref(x) for x in own]
-        place = Place(tuple(m.seen(ids)), tuple(m.seen(sizes)), call.line)
-        place.run(call.jaxpr, [*read, *refs, *mine], call.line)
+        for wg in range(several):
+            own = [mine[k + min(wg, n - 1)] for k, n in zip(starts, copies, strict=False)]
+            place = Place(tuple(m.seen(ids)), tuple(m.seen(sizes)), call.line, {axis: wg})
+            place.run(call.jaxpr, [*read, *refs, *own], call.line)
         written = refs[len(inputs) :]
         outs = [
             _put(x, b, s, jax.ref.freeze(r))
@@ -183,8 +194,10 @@ def _machine(what: str, line: Line | None) -> UnsupportedPrimitive:
 class Place:
     """Evaluates jaxprs at one point of the grid."""
 
-    def __init__(self, ids: tuple[Any, ...], sizes: tuple[Any, ...], line: Line | None) -> None:
-        self.ids, self.sizes, self.line = ids, sizes, line
+    def __init__(
+        self, ids: tuple[Any, ...], sizes: tuple[Any, ...], line: Line | None, warpgroup: dict[str, int]
+    ) -> None:
+        self.ids, self.sizes, self.line, self.warpgroup = ids, sizes, line, warpgroup
 
     def run(
         self, closed: Any, operands: Sequence[Any], line: Line | None, consts: Sequence[Any] | None = None
@@ -210,6 +223,8 @@ class Place:
                 raise _machine(f"axis {p['axis']} of this grid", line)
             here = (self.ids if name == "program_id" else self.sizes)[p["axis"]]
             return [jnp.asarray(here, jnp.int32)]
+        if name == "axis_index" and p.get("axis_name") in self.warpgroup:
+            return [jnp.int32(self.warpgroup[p["axis_name"]])]
         if name in NOTHING:
             return []
         if isinstance(p.get("operands"), TreeOf):
@@ -318,6 +333,13 @@ def _wgmma(e: Any, operands: Any) -> list[Any]:
     return []
 
 
+def _copy_out(e: Any, operands: Any) -> list[Any]:
+    """A copy to global memory: here it has ended before the next operation begins."""
+    source, target = _value(operands[0]), _view(operands[1])
+    target[...] = target[...] + source if e.params["reduction_op"] else source
+    return []
+
+
 def _iota(e: Any, operands: Any) -> list[Any]:
     p = e.params
     return [jax.lax.broadcasted_iota(jnp.dtype(p["dtype"]), p["shape"], p["dimension"])]
@@ -326,6 +348,7 @@ def _iota(e: Any, operands: Any) -> list[Any]:
 OURS: dict[str, Callable[[Any, Any], list[Any]]] = {
     "load": _load,
     "wgmma": _wgmma,
+    "copy_smem_to_gmem": _copy_out,
     "broadcasted_iota": _iota,
     "layout_cast": _load,
     "dim_size": lambda e, operands: [jnp.int32(_view(operands[0]).shape[e.params["axis"]])],

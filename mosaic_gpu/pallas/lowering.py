@@ -5,23 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..errors import MosaicGpuError, ResourceExceeded, UnsupportedCall
 from ..frontend.kernel import kernel
 from ..frontend.loops import run_scoped
+from ..frontend.memory import RefType
 from ..frontend.primitives import inlined
-from ..ops.grid import num_programs, program_id
-from ..program import CompilerParams
+from ..ops.grid import program_id
+from ..program import OF_PALLAS_CALLS, CompilerParams
+from ..runtime.device import multiprocessors
 from ..simulator.params import SimulatorParams
 from . import backends
 from .blocks import Ids, Moved, count, dependence_of, unravel
+from .irregular import is_irregular
 from .mapping import BlockMapping, GridMapping, dynamic
-from .pipeline import stream
+from .pipeline import Operands, stream
+from .specialized import SpecializedPipeline
 
 if TYPE_CHECKING:
     from .call import Call
@@ -93,48 +99,49 @@ def kernel_of(call: Call) -> Any:
     assert isinstance(params, CompilerParams)
     kinds = semantics(call)
     rank = len(m.grid)
-    blocks_axes = [i for i in range(rank) if kinds[i] == PARALLEL and m.grid[i] is not dynamic]
-    shared_axes = [i for i in range(rank) if kinds[i] == PARALLEL and m.grid[i] is dynamic]
+    parallel = [i for i in range(rank) if kinds[i] == PARALLEL]
     loop_axes = [i for i in range(rank) if kinds[i] == SEQUENTIAL]
+    computing = params.num_compute_wgs
+    if computing is None:
+        shared_axes = [i for i in parallel if m.grid[i] is dynamic]
+        blocks = BLOCKS
+    else:
+        _check_specialized(call)
+        # Its registers are all that a multiprocessor has: more blocks would only begin one after the other.
+        blocks = multiprocessors()
+        known = [n for i in parallel if isinstance(n := m.grid[i], int)]
+        shared_axes = parallel if len(known) < len(parallel) or math.prod(known) > blocks else []
+    blocks_axes = [i for i in parallel if i not in shared_axes]
     grid = [n for i in blocks_axes if isinstance(n := m.grid[i], int)]
     if shared_axes:
-        grid.append(BLOCKS)
+        grid.append(blocks)
     fetched, arrays = m.num_dynamic, len(m.prefetch)
 
     def body(*refs: Any) -> None:
         sizes = m.sizes([r[0] for r in refs[:fetched]])
         prefetch, operands = refs[fetched : fetched + arrays], refs[fetched + arrays :]
         place: dict[int, Any] = {axis: program_id(k) for k, axis in enumerate(blocks_axes)}
+        part = _Part(call, place, loop_axes, sizes, prefetch, operands)
+        dealt = Dealt(shared_axes, sizes, len(blocks_axes), blocks) if shared_axes else None
+        if computing is not None:
+            _specialized(part, dealt)
+        elif dealt is None:
+            _pipeline(part)
+        else:
 
-        def run(shared: Ids) -> None:
-            here = place | dict(zip(shared_axes, shared, strict=True))
+            def one(i: Any, _: None) -> None:
+                _pipeline(dataclasses.replace(part, place=place | dealt.at(i)))
 
-            def scoped(*scratch: Any, **named: Any) -> None:
-                _pipeline(call, here, loop_axes, sizes, prefetch, operands, scratch, named)
-
-            if isinstance(call.scratch, dict):
-                run_scoped(scoped, **call.scratch)
-            else:
-                run_scoped(scoped, *call.scratch)
-
-        if not shared_axes:
-            return run(())
-        # A fixed number of blocks takes one iteration after the other of the axes that only the device knows.
-        counts = [sizes[i] for i in shared_axes]
-        total = functools.reduce(lambda a, b: a * b, counts)
-        start, step = program_id(len(blocks_axes)), num_programs(len(blocks_axes))
-
-        def one(i: Any, _: None) -> None:
-            run(unravel(start + jnp.asarray(i, jnp.int32) * step, counts))
-
-        jax.lax.fori_loop(count(0), jax.lax.div(total - start + step - 1, step), one, None)
+            jax.lax.fori_loop(count(0), dealt.steps, one, None)
 
     body.__name__ = call.name
     made = kernel(
         body,
         [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in m.outputs],
         grid=tuple(grid),
-        compiler_params=dataclasses.replace(params, dimension_semantics=None, max_concurrent_steps=2),
+        num_threads=None if computing is None else computing + 1,
+        thread_name=None if computing is None else params.wg_axis,
+        compiler_params=dataclasses.replace(params, **{f: getattr(CompilerParams(), f) for f in OF_PALLAS_CALLS}),
         interpret=call.interpret if isinstance(call.interpret, SimulatorParams) else None,
         name=call.name,
         debug=call.debug,
@@ -144,45 +151,123 @@ def kernel_of(call: Call) -> Any:
     return made
 
 
-def _pipeline(
-    call: Call,
-    place: dict[int, Any],
-    loop_axes: Sequence[int],
-    sizes: Sequence[Any],
-    prefetch: Sequence[Any],
-    operands: Sequence[Any],
-    scratch: Sequence[Any],
-    named: dict[str, Any],
-) -> None:
-    """One block's part of the grid."""
-    m, params = call.mapping, call.params
-    assert isinstance(params, CompilerParams)
+class Dealt:
+    """Parallel axes whose iterations a fixed number of blocks takes one after the other.
 
-    def everywhere(looped: Ids) -> list[Any]:
-        ids = place | dict(zip(loop_axes, looped, strict=True))
-        return [ids[i] for i in range(len(m.grid))]
+    axis: that of the kernel's grid along which these blocks lie; blocks: how many they are.
+    """
 
-    def moved(b: BlockMapping, ref: Any) -> Moved:
-        depth = params.max_concurrent_steps if b.depth is None else b.depth
-        return Moved(
-            b.name,
-            ref,
-            b.dims,
-            lambda looped: b.starts(everywhere(looped), prefetch),
-            depth,
-            min(b.delay, depth - 1),
-            b.transforms,
-            b.staged,
-        )
+    def __init__(self, axes: Sequence[int], sizes: Sequence[Any], axis: int, blocks: int) -> None:
+        self.axes, self.sizes = axes, [sizes[i] for i in axes]
+        self.start, self.step = program_id(axis), np.int32(blocks)
+        self.steps = jax.lax.div(functools.reduce(operator.mul, self.sizes) - self.start + (self.step - 1), self.step)
 
-    def step(looped: Ids, *blocks: Any) -> None:
-        ids = m.seen(everywhere(looped))
+    def at(self, i: Any) -> dict[int, Any]:
+        """Of each axis, where the i-th iteration of this block is."""
+        place = unravel(self.start + jnp.asarray(i, jnp.int32) * self.step, self.sizes)
+        return dict(zip(self.axes, place, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One block's part of the grid.  place: of axes that are fixed in it; loop_axes: the others, outermost first."""
+
+    call: Call
+    place: dict[int, Any]
+    loop_axes: Sequence[int]
+    sizes: Sequence[Any]
+    prefetch: Sequence[Any]
+    operands: Sequence[Any]
+
+    @property
+    def grid(self) -> list[Any]:
+        return [self.sizes[i] for i in self.loop_axes]
+
+    def ids(self, looped: Ids) -> list[Any]:
+        """The place in the whole grid."""
+        ids = self.place | dict(zip(self.loop_axes, looped, strict=True))
+        return [ids[i] for i in range(len(self.call.mapping.grid))]
+
+    def moved(self, ids: Callable[[Ids], list[Any]], fresh: bool = False) -> tuple[list[Moved], list[Moved]]:
+        """Inputs and outputs.  ids: the pipeline's indices -> those of the grid; fresh: outputs have a new block in each step."""
+        m, params = self.call.mapping, self.call.params
+        assert isinstance(params, CompilerParams)
+        found = []
+        for b, ref in zip(m.blocks, self.operands, strict=True):
+            depth = params.max_concurrent_steps if b.depth is None else b.depth
+            index = functools.partial(lambda b, looped: b.starts(ids(looped), self.prefetch), b)
+            delay = min(b.delay, depth - 1)
+            found.append(Moved(b.name, ref, b.dims, index, depth, delay, b.transforms, b.staged, fresh))
+        return found[: len(m.inputs)], found[len(m.inputs) :]
+
+    def body(self, ids: Sequence[Any], blocks: Sequence[Any], scratch: Sequence[Any]) -> None:
+        m = self.call.mapping
+        inlined(self.call.jaxpr, m.seen(ids), m.seen(self.sizes), *self.prefetch, *blocks, *scratch)
+
+
+def _pipeline(part: _Part) -> None:
+    """All steps of a block, by one warpgroup."""
+
+    def scoped(*scratch: Any, **named: Any) -> None:
         own = jax.tree.leaves(named) if named else scratch
-        inlined(call.jaxpr, ids, m.seen(sizes), *prefetch, *blocks, *own)
+        stream(lambda looped, *blocks: part.body(part.ids(looped), blocks, own), part.grid, *part.moved(part.ids), None)
 
-    everything = [moved(b, r) for b, r in zip(m.blocks, operands, strict=True)]
-    ins = len(m.inputs)
-    stream(step, [sizes[i] for i in loop_axes], everything[:ins], everything[ins:], None)
+    scratch = part.call.scratch
+    if isinstance(scratch, dict):
+        run_scoped(scoped, **scratch)
+    else:
+        run_scoped(scoped, *scratch)
+
+
+def _specialized(part: _Part, dealt: Dealt | None) -> None:
+    """The same by several warpgroups, and one more that loads, in one pipeline over all that the block has been dealt.
+
+    Accumulators belong to each of them and start anew with each iteration of the parallel axes, other scratch to all.
+    """
+    params = part.call.params
+    assert isinstance(params, CompilerParams) and params.num_compute_wgs is not None
+    computing = params.num_compute_wgs
+    types = jax.tree.leaves(part.call.scratch, is_leaf=lambda x: isinstance(x, RefType))
+    each = [i for i, s in enumerate(types) if s.space.kind == "acc"]
+    shared = [i for i in range(len(types)) if i not in each]
+    grid = part.grid if dealt is None else [dealt.steps, *part.grid]
+    fresh = dealt is not None and all(isinstance(n, int) and n == 1 for n in part.grid)
+
+    def ids(looped: Ids) -> list[Any]:
+        if dealt is None:
+            return part.ids(looped)
+        return dataclasses.replace(part, place=part.place | dealt.at(looped[0])).ids(looped[1:])
+
+    def scoped(*common: Any) -> None:
+        def body(looped: Ids, *given: Any) -> Any:
+            *blocks, own = given
+            scratch = dict(zip((*shared, *each), (*common, *own), strict=True))
+            part.body(ids(looped), blocks, [scratch[i] for i in range(len(types))])
+            return own
+
+        def context(pipeline: Any) -> None:
+            def with_accumulators(*own: Any) -> None:
+                pipeline(own)
+
+            run_scoped(with_accumulators, *(types[i] for i in each))
+
+        sizes = Operands("pallas_call", grid, (), (), params.max_concurrent_steps, 0)
+        pipeline = SpecializedPipeline(
+            body, sizes, params.wg_axis, computing, computing, params.memory_registers, None, False, False, context
+        )
+        pipeline.over(*part.moved(ids, fresh), dealt is not None)
+
+    run_scoped(scoped, *(types[i] for i in shared), collective_axes=params.wg_axis)
+
+
+def _check_specialized(call: Call) -> None:
+    """What needs the warpgroup that computes to load."""
+    if b := next((b for b in call.mapping.blocks if b.staged and any(map(is_irregular, b.dims))), None):
+        raise UnsupportedCall(
+            f"{call.name}: CompilerParams(num_compute_wgs={call.params.num_compute_wgs}): {b.name}: threads copy blocks with "
+            "BoundedSlice or Indirect dimensions, and a memory warpgroup moves its blocks by TMA; leave num_compute_wgs out",
+            b.line or call.line,
+        )
 
 
 def run(call: Call, *operands: Any) -> list[Any]:

@@ -198,7 +198,7 @@ class Rings:
         ahead = [m.delay + 1 if m.irregular else m.depth for m in (*inputs, *outputs)]
         self.depths = [min(n, limit) if c else 1 for n, c in zip(ahead, changing, strict=True)]
         self.streaming = [
-            not m.irregular and _changes_each_step(d, grid, long)
+            not m.irregular and (m.fresh or _changes_each_step(d, grid, long))
             for m, d in zip(outputs, found[len(inputs) :], strict=True)
         ]
         for i, s in enumerate(self.streaming):
@@ -211,6 +211,8 @@ class Rings:
                 depth = self.depths[i]
                 self.groups.setdefault((changing[i], depth, min(m.delay, depth - 1)), []).append(i)
         self.constant = [not c for c in changing[len(inputs) :]]
+        # Whether an output's index depends on axes behind the first one.
+        self.inner = [bool(d.axes & set(long) - {0}) for d in found[len(inputs) :]]
 
     def buffers(self) -> dict[str, Any]:
         operands = zip((*self.inputs, *self.outputs), self.depths, strict=True)

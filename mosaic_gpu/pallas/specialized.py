@@ -154,6 +154,12 @@ class SpecializedPipeline:
             )
         return _Pipeline(self, inputs, outputs)
 
+    def over(self, inputs: list[Moved], outputs: list[Moved], nested: bool) -> None:
+        """Run it on operands that have been checked.  nested: the first axis of the grid is a loop of its own around the compute
+        context: each of its iterations writes other blocks of the outputs, and loads run ahead from one to the next."""
+        p = _Pipeline(self, inputs, outputs, nested)
+        run_scoped(functools.partial(self._run, p, False), *p.types(), collective_axes=self.axis)
+
     def _run(self, p: _Pipeline, shared: bool, buffers: Any, full: Any, consumed: Any, meet: Any) -> None:
         """shared: the buffers are there before and behind this pipeline."""
         p.allocated(buffers, full, consumed, meet)
@@ -164,16 +170,21 @@ class SpecializedPipeline:
         def _() -> None:
             if first:
                 set_max_registers(self.registers, action="decrease")
-            p.load(shared)
+            p.outer(p.load)
+            if shared:
+                p.leave()
 
         @when(wg != self.memory)
         def _() -> None:
             if first:
                 set_max_registers(_compute_registers(self.registers, self.computing), action="increase")
-            if self.context is None:
-                p.compute(None, False)
+            context = self.context
+            if context is None:
+                p.outer(lambda begun, place: p.compute(begun, place, None, False))
             else:
-                self.context(lambda carry: p.compute(carry, True))
+                p.outer(lambda begun, place: context(lambda carry: p.compute(begun, place, carry, True)))
+            if p.nested:
+                p.sent()
 
 
 def _compute_registers(memory: int, computing: int) -> int:
@@ -183,15 +194,22 @@ def _compute_registers(memory: int, computing: int) -> int:
 
 
 class _Pipeline:
-    """One such loop.  Its buffers and barriers are known once the scope is there (`allocated`)."""
+    """One such loop.  Its buffers and barriers are known once the scope is there (`allocated`).
 
-    def __init__(self, of: SpecializedPipeline, inputs: list[Moved], outputs: list[Moved]) -> None:
+    nested: see `SpecializedPipeline.over`.
+    """
+
+    def __init__(
+        self, of: SpecializedPipeline, inputs: list[Moved], outputs: list[Moved], nested: bool = False
+    ) -> None:
         self.of, self.body, self.grid, self.inputs, self.outputs = of, of.body, of.operands.sizes, inputs, outputs
         self.axis, self.computing, self.first = of.axis, of.computing, int(of.memory == 0)
         self.total = functools.reduce(operator.mul, self.grid, 1)
         self.rings = Rings(self.grid, self.total if isinstance(self.total, int) else None, inputs, outputs)
         self.groups = list(self.rings.groups.items())
         self.staged = [i for i, m in enumerate(outputs) if m.staged]
+        self.nested, self.inner = nested, self.grid[1:] if nested else self.grid
+        self.steps = functools.reduce(operator.mul, self.inner, 1)
         for (changing, _, delay), members in self.groups:
             name = inputs[members[0]].name
             if of.manual_produced and not changing:
@@ -229,54 +247,70 @@ class _Pipeline:
         self.buffers = [buffers.get(m.name) for m in (*self.inputs, *self.outputs)]
         self.full, self.consumed, self.meeting = full, consumed, meet
 
+    def outer(self, loop: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        """loop(steps before, place along the first axis) for each iteration of that axis, if it is a loop of its own."""
+        if not self.nested:
+            return loop(0, ())
+
+        def one(i: Any, _: None) -> None:
+            i = jnp.asarray(i, jnp.int32)
+            loop(i * jnp.asarray(self.steps, jnp.int32), (i,))
+
+        jax.lax.fori_loop(count(0), count(self.grid[0]), one, None)
+
     # ---- the memory warpgroup -------------------------------------------------------------------------------------------
-    def load(self, shared: bool) -> None:
+    def load(self, begun: Any, place: tuple[Any, ...]) -> None:
+        """begun: steps before; place: along the first axis, if that is a loop of its own."""
         state = self.of.state
         before = state is not None and state != PipelinePipeline.START  # another pipeline has used the buffers
 
-        def wait(g: int, slot: Any) -> None:
-            for barrier in self.consumed[g]:
-                barrier_wait(barrier.at[slot])
-
-        def fill(step: Any, _: Any) -> None:
-            step = jnp.asarray(step, jnp.int32)
+        def fill(k: Any, _: Any) -> None:
+            k = jnp.asarray(k, jnp.int32)
+            step, ids = begun + k, (*place, *unravel(k, self.inner))
             for g, ((changing, depth, _), members) in enumerate(self.groups):
                 slot = slot_of(step, depth)
 
                 def copy(members: Sequence[int] = members, g: int = g, slot: Any = slot) -> None:
                     for k, i in enumerate(members):
                         m, barrier = self.inputs[i], self.full[g][k if self.of.manual_produced else 0]
-                        block = m.block(unravel(step, self.grid), step * 0)
+                        block = m.block(ids, step * 0)
                         copy_gmem_to_smem(block, m.slot(self.buffers[i], slot), barrier.at[slot])
 
                 if not changing:
                     when(step == 0)(copy)
                     continue
-                when(True if before is True else (step >= depth) | before)(functools.partial(wait, g, slot))
+                when(True if before is True else (step >= depth) | before)(functools.partial(self._free, g, slot))
                 copy()
 
-        jax.lax.fori_loop(count(0), count(self.total), fill, None)
-        if not shared:
-            return
+        jax.lax.fori_loop(count(0), count(self.steps), fill, None)
 
-        # Barriers that outlive the pipeline are left as they were found: whoever comes next finds the buffers free.
+    def _free(self, g: int, slot: Any) -> None:
+        """Wait until the compute warpgroups have given a buffer back."""
+        for barrier in self.consumed[g]:
+            barrier_wait(barrier.at[slot])
+
+    def leave(self) -> None:
+        """Barriers that outlive the pipeline are left as they were found: whoever comes next finds the buffers free."""
+        state = self.of.state
+
         @when(True if state is None else state == PipelinePipeline.STOP)
         def _() -> None:
             for g, ((changing, depth, _), _) in enumerate(self.groups):
                 for slot in range(depth) if changing else ():
-                    when(slot < self.total)(functools.partial(wait, g, slot))
+                    when(slot < self.total)(functools.partial(self._free, g, slot))
 
     # ---- the compute warpgroups -----------------------------------------------------------------------------------------
-    def compute(self, carry: Any, with_carry: bool) -> Any:
+    def compute(self, begun: Any, place: tuple[Any, ...], carry: Any, with_carry: bool) -> Any:
         """The loop; `carry`'s arrays travel through it, its Refs stay."""
         leaves: list[Any]
         leaves, tree = jax.tree.flatten(carry)
         refs = [is_ref(leaf) for leaf in leaves]
 
-        def one(step: Any, arrays: list[Any]) -> list[Any]:
+        def one(k: Any, arrays: list[Any]) -> list[Any]:
             left = iter(arrays)
             now = [leaf if fixed else next(left) for leaf, fixed in zip(leaves, refs, strict=True)]
-            following = self._step(jnp.asarray(step, jnp.int32), jax.tree.unflatten(tree, now), with_carry)
+            k = jnp.asarray(k, jnp.int32)
+            following = self._step(begun + k, k, place, jax.tree.unflatten(tree, now), with_carry)
             if not with_carry:
                 return []
             found, structure = jax.tree.flatten(following)
@@ -289,22 +323,27 @@ class _Pipeline:
             return [x for x, fixed in zip(found, refs, strict=True) if not fixed]
 
         first = [x for x, fixed in zip(leaves, refs, strict=True) if not fixed]
-        arrays = iter(jax.lax.fori_loop(count(0), count(self.total), one, first))
-        if self.staged:
-            when(jax.lax.axis_index(self.axis) == self.first)(lambda: wait_smem_to_gmem(0))
+        arrays = iter(jax.lax.fori_loop(count(0), count(self.steps), one, first))
+        if not self.nested:
+            self.sent()
         last = [leaf if fixed else next(arrays) for leaf, fixed in zip(leaves, refs, strict=True)]
         return jax.tree.unflatten(tree, last)
 
-    def _step(self, step: Any, carry: Any, with_carry: bool) -> Any:
-        ids, p = unravel(step, self.grid), self.rings
+    def sent(self) -> None:
+        """Wait until all outputs are in global memory."""
+        if self.staged:
+            when(jax.lax.axis_index(self.axis) == self.first)(lambda: wait_smem_to_gmem(0))
+
+    def _step(self, step: Any, k: Any, place: tuple[Any, ...], carry: Any, with_carry: bool) -> Any:
+        """step: of all; k: of those at `place`."""
+        ids, p = (*place, *unravel(k, self.inner)), self.rings
         for g, ((changing, depth, _), _) in enumerate(self.groups):
             if not self.of.manual_produced:
                 wait = functools.partial(barrier_wait, self.full[g][0].at[slot_of(step, depth)])
                 wait() if changing else when(step == 0)(wait)
         streamed = [p.depths[len(self.inputs) + i] for i in self.staged if p.streaming[i]]
-        if self.staged:  # what lay in the outputs' buffers has been read
-            pending = min(streamed) - 1 if streamed and all(p.streaming[i] for i in self.staged) else 0
-            self._first(lambda: wait_smem_to_gmem(pending, wait_read_only=True))
+        if streamed:  # what left the buffer so many steps ago has been read
+            self._first(lambda: wait_smem_to_gmem(min(streamed) - 1, wait_read_only=True))
             self._meet()
         blocks = [
             m.slot(b, slot_of(step, n)) if m.staged else block_of(m.ref, m.dims, m.index(ids), step * 0)
@@ -315,10 +354,7 @@ class _Pipeline:
         carry = self.body(ids, *blocks, *barriers, *([carry] if with_carry else []))
         if not self.of.manual_consumed:
             self._release(step)
-        if self.staged:
-            commit_smem()
-            self._meet()
-            self._first(lambda: self._store(step, ids))
+        self._store(step, k, place)
         return carry
 
     def _barriers(self, kind: str, barriers: Any, step: Any) -> list[Any]:
@@ -349,20 +385,33 @@ class _Pipeline:
         for barrier in self.meeting:
             named_barrier_sync(barrier)
 
-    def _store(self, step: Any, ids: Any) -> None:
+    def _store(self, step: Any, k: Any, place: tuple[Any, ...]) -> None:
         """Send away the outputs that are finished: those of every step in one group, others when their index moves on."""
-        last = step == self.total - 1
-        following = unravel(jnp.minimum(step + 1, count(self.total - 1)), self.grid)
+        last = k == self.steps - 1
+        ids = (*place, *unravel(k, self.inner))
+        following = (*place, *unravel(jnp.minimum(k + 1, count(self.steps - 1)), self.inner))
 
-        def send(i: int, commit: bool) -> None:
-            m = self.outputs[i]
-            source = m.slot(self.buffers[len(self.inputs) + i], slot_of(step, self.rings.depths[len(self.inputs) + i]))
-            copy_block_to_gmem(source, m.block(ids, step * 0), commit)
+        def send(which: Sequence[int]) -> None:
+            """Once all have written them."""
+            commit_smem()
+            self._meet()
+            self._first(lambda: copy(which))
 
-        streamed = [i for i in self.staged if self.rings.streaming[i]]
-        for i in streamed:
-            send(i, i == streamed[-1])
+        def copy(which: Sequence[int]) -> None:
+            for i in which:
+                m, b = self.outputs[i], len(self.inputs) + i
+                source = m.slot(self.buffers[b], slot_of(step, self.rings.depths[b]))
+                copy_block_to_gmem(source, m.block(ids, step * 0), i == which[-1])
+
+        def send_on(i: int) -> None:
+            """From the one buffer that the next block will be written to."""
+            send([i])
+            self._first(lambda: wait_smem_to_gmem(0, wait_read_only=True))
+            self._meet()
+
+        if streamed := [i for i in self.staged if self.rings.streaming[i]]:
+            send(streamed)
         for i in self.staged:
-            if i not in streamed:
-                done = last if self.rings.constant[i] else last | moves(self.outputs[i], ids, following)
-                when(done)(functools.partial(send, i, True))
+            if not self.rings.streaming[i]:
+                stays = self.rings.constant[i] or (self.nested and not self.rings.inner[i])
+                when(last if stays else last | moves(self.outputs[i], ids, following))(functools.partial(send_on, i))

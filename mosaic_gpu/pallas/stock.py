@@ -171,7 +171,7 @@ def run_on_triton(call: Call, params: Any, *operands: Any) -> list[Any]:
 
     def body(*refs: Any) -> None:
         ids, sizes = [pl.program_id(i) for i in range(rank)], [pl.num_programs(i) for i in range(rank)]
-        Place(m.seen(ids), m.seen(sizes), call.line).run(call.jaxpr, refs, call.line)
+        Place(m.seen(ids), m.seen(sizes), call.line, {}).run(call.jaxpr, refs, call.line)
 
     def spec(b: BlockMapping) -> Any:
         dims = b.dims or tuple(Blocked(n) for n in b.shape)

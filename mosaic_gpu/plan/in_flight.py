@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import InFlightError, Line
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute, walk
+from . import last_iteration
 from .roles import DEAD_IF_UNUSED as PURE_ON_ARRAYS
 
 ZERO, LIVE, UNKNOWN = "zero", "live", "unknown"
@@ -203,6 +204,9 @@ def _finish(state: State, acc: int, line: Line | None) -> list[Equation]:
 
 
 def _loop(e: Equation, state: State, notes: list[str]) -> list[Equation]:
+    if (parts := last_iteration.apart(e, state.fresh, clone)) is not None:
+        notes.append(f"{e.line}: the last iteration, which reads an accumulator, stands behind the loop")
+        return _region(parts, state, notes)
     before: list[Equation] = []
     for acc, status in list(state.accumulators.items()):
         view = _uses(e, acc)

@@ -62,6 +62,9 @@ OUTSIDE = {
         strict=False,
         dimension_semantics=None,
         max_concurrent_steps=2,
+        num_compute_wgs=None,
+        memory_registers=40,
+        wg_axis="wg",
     ),
     plgpu.GMEM: dict(shape=(8, 64), dtype=F),
     plgpu.SMEM: dict(shape=(8, 64), dtype=F, transforms=TILE),
@@ -191,6 +194,8 @@ NOT_HERE |= {"Squeezed", "no_block_spec", "squeezed"}
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
     ("CompilerParams", "dimension_semantics"): [None],
+    ("CompilerParams", "num_compute_wgs"): [None],
+    ("CompilerParams", "wg_axis"): ["x"],
     ("wgmma_wait", "after"): [None, 1.5],
     ("WarpMesh", "axis_name"): ["x"],
     ("kernel", "scratch_types"): [None],

@@ -45,6 +45,7 @@ def product(a, b):
 # name: (arguments, JAX's way, relative and absolute tolerance)
 CASES = {
     "matmul": ((normal(100, 192, dtype=jnp.bfloat16), normal(192, 200, dtype=jnp.bfloat16)), product, 1e-2),
+    "matmul_warpgroups": ((normal(300, 192, dtype=jnp.bfloat16), normal(192, 264, dtype=jnp.bfloat16)), product, 1e-2),
     "softmax": ((normal(70, 100),), lambda x: jax.nn.softmax(x, 1), 1e-6),
     "layer_norm": ((normal(100, 128), normal(128), normal(128)), layer_norm, 1e-5),
     "linear_scan": ((RNG.uniform(0, 1, (20, 160)).astype(np.float32), normal(20, 160)), linear_scan, 1e-5),

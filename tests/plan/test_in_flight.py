@@ -250,6 +250,49 @@ def test_a_loop_that_never_waits(resolve):
         resolve(scope)
 
 
+def ends_in_its_last(upper, last, x, b, acc):
+    """A loop that reads its accumulator in one of its iterations."""
+
+    def step(i, _):
+        plgpu.wgmma(acc, b, b)
+        plgpu.wgmma_wait(1)
+
+        @plgpu.when(i == last)
+        def _():
+            b[...] = acc[...].astype(BF)
+
+        plgpu.commit_smem()
+
+    lax.fori_loop(0, upper, step, None)
+
+
+def test_the_last_iteration_stands_behind_the_loop(resolve):
+    """Else each would wait for its own product, as both paths of the branch must leave it with the same in flight."""
+    found, notes = resolve(functools.partial(ends_in_its_last, 4, 3))
+    assert any("the last iteration, which reads an accumulator, stands behind the loop" in n for n in notes)
+    loop, *behind = [e for e in found if e.op in ("for", "cond", "wgmma", "wgmma_wait", "get", "swap", "commit_smem")]
+    assert [e.op for e in loop.regions[0].equations if e.op in ("cond", "wgmma", "wgmma_wait", "commit_smem")] == [
+        "wgmma",
+        "wgmma_wait",
+        "commit_smem",
+    ]
+    assert loop.operands[1].value == 3
+    assert [e.op for e in behind] == ["wgmma", "wgmma_wait", "wgmma_wait", "get", "swap", "commit_smem"]
+
+
+@pytest.mark.parametrize("upper, last", [(4, 2), (4, 4)])
+def test_another_iteration_stays_where_it_is(resolve, upper, last):
+    found, _ = resolve(functools.partial(ends_in_its_last, upper, last))
+    (loop,) = [e for e in found if e.op == "for"]
+    assert loop.operands[1].value == 4 and "cond" in [e.op for e in loop.regions[0].equations]
+    assert "wgmma" not in [e.op for e in found]
+
+
+def test_one_iteration_needs_no_loop(resolve):
+    found, _ = resolve(functools.partial(ends_in_its_last, 1, 0))
+    assert "for" not in [e.op for e in found] and "get" in [e.op for e in found]
+
+
 def test_branches_that_differ_drain(resolve):
     """Where one path has a product in flight and the other has not, the first waits before they meet."""
 
