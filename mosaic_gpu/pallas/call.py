@@ -29,7 +29,7 @@ from ..simulator.params import SimulatorParams
 from . import backends, batching, derivative
 from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, no_symbols, specs_of
 from .named import with_program_ids
-from .room import with_room
+from .room import on_inputs, with_room
 from .specs import CostEstimate, GridSpec, no_block_spec
 
 
@@ -222,10 +222,11 @@ def _trace(
         blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
     scratch = _scratch(spec.scratch_shapes)
     own = jax.tree.leaves(scratch, is_leaf=_is_type)
+    aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
     if isinstance(o["params"], CompilerParams):
+        blocks = [*on_inputs(blocks, len(outs), {k for _, k in aliases})]
         blocks = [*with_room(o["name"], blocks, len(outs), own, function_line(p.body))]
     mapping = GridMapping(grid, (), prefetch, tuple(blocks), len(outs))
-    aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
     several = isinstance(out_shape, tuple)
 
     def call_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function

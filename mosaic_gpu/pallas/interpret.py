@@ -170,7 +170,12 @@ def _cut(x: Any, b: BlockMapping, index: Sequence[Any]) -> Any:
     if _irregular(b):
         return x.at[_places(b, index)].get(mode="fill", fill_value=0).reshape(b.block_shape)
     starts, sizes = _window(b, index)
-    return jax.lax.dynamic_slice(x, starts, sizes).reshape(b.block_shape)
+    block = jax.lax.cond(
+        _inside(x, starts, sizes),
+        lambda: jax.lax.dynamic_slice(x, starts, sizes),
+        lambda: x.at[_around(x, starts, sizes)].get(mode="fill", fill_value=0),
+    )
+    return block.reshape(b.block_shape)
 
 
 def _put(x: Any, b: BlockMapping, index: Sequence[Any], block: Any) -> Any:
@@ -180,7 +185,24 @@ def _put(x: Any, b: BlockMapping, index: Sequence[Any], block: Any) -> Any:
         places = _places(b, index)
         return x.at[places].set(block.reshape([p.size for p in places]), mode="drop")
     starts, sizes = _window(b, index)
-    return jax.lax.dynamic_update_slice(x, block.reshape(sizes), starts)
+    block = block.reshape(sizes)
+    return jax.lax.cond(
+        _inside(x, starts, sizes),
+        lambda: jax.lax.dynamic_update_slice(x, block, starts),
+        lambda: x.at[_around(x, starts, sizes)].set(block, mode="drop"),
+    )
+
+
+def _inside(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Whether a block lies in the array and its margins; `dynamic_slice` would move one that does not."""
+    fits = [(s >= 0) & (s <= n - size) for s, n, size in zip(starts, x.shape, sizes, strict=True)]
+    return functools.reduce(lambda a, b: a & b, fits)
+
+
+def _around(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
+    """Index arrays of a block that may lie outside, where the index is past the end."""
+    at = [s + jnp.arange(size, dtype=jnp.int32) for s, size in zip(starts, sizes, strict=True)]
+    return jnp.ix_(*(jnp.where(a < 0, n, a) for a, n in zip(at, x.shape, strict=True)))
 
 
 # ---- the body -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,19 @@ import numpy as np
 from ..errors import Line
 from ..plan.resources import SHARED_LIMIT
 from .mapping import BlockMapping
+
+
+def on_inputs(blocks: Sequence[BlockMapping], num_outputs: int, aliased: Collection[int]) -> tuple[BlockMapping, ...]:
+    """The blocks of a call, those of outputs that are an input's buffer in place, unless their spec says where they lie.
+
+    What a body leaves unwritten keeps the input's values there; a block in shared memory would have none of them.
+    """
+    why = "it is an input's buffer (input_output_aliases): what is not written keeps the input's values"
+    first = len(blocks) - num_outputs
+    return tuple(
+        dataclasses.replace(b, in_place=why) if b.free and b.staged and i - first in aliased else b
+        for i, b in enumerate(blocks)
+    )
 
 
 def with_room(

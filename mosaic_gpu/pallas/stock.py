@@ -23,7 +23,7 @@ from .call import Call
 from .interpret import Place
 from .irregular import checked, is_irregular
 from .mapping import BlockMapping, GridMapping, dynamic
-from .room import with_room
+from .room import on_inputs, with_room
 from .specs import BlockDim, Blocked, BoundedSlice, Buffered, Element, Squeezed
 
 
@@ -66,7 +66,9 @@ def call_of(params: dict[str, Any]) -> Call:
     count = m.num_index_operands
     prefetch = [v.aval for v in closed.jaxpr.invars[:count]]
     scratch = tuple(_scratch_of(a, name) for a in m.scratch_avals)
-    blocks = [_block_of(b, name) for b in m.block_mappings]
+    aliases = params.get("input_output_aliases") or ()
+    pairs = tuple(aliases.items() if isinstance(aliases, dict) else aliases)
+    blocks = on_inputs([_block_of(b, name) for b in m.block_mappings], m.num_outputs, {int(k) for _, k in pairs})
     mapping = GridMapping(
         tuple(n if isinstance(n, int) else dynamic for n in m.grid),
         tuple(m.vmapped_dims),
@@ -74,8 +76,6 @@ def call_of(params: dict[str, Any]) -> Call:
         with_room(name, blocks, m.num_outputs, scratch, None),
         m.num_outputs,
     )
-    aliases = params.get("input_output_aliases") or ()
-    pairs = aliases.items() if isinstance(aliases, dict) else aliases
     return Call(
         name,
         closed,
