@@ -24,7 +24,7 @@ _EMULATED = (
 def emulated_products(ptx: str | None, arch: str) -> tuple[str, ...]:
     """A sentence for each kind of product in a kernel's PTX that is emulated on `arch`; without PTX none is known."""
     found = []
-    for name in dict.fromkeys(re.findall(r"\bmma\.sync\.aligned[\w.:]*", ptx or "")):
+    for name in dict.fromkeys(re.findall(r"mma\.sync\.aligned[\w.:]*", ptx or "")):
         for pattern, on, made_of in _EMULATED:
             if arch.startswith(on) and re.search(pattern, name):
                 found.append(f"{name} is emulated on {arch}: ptxas makes of it {made_of}.")

@@ -26,6 +26,7 @@ BASE_OPTIONS = (
     "--std=c++17",
     "-lineinfo",
     "--ptxas-options=-v",
+    "--diag-suppress=177,550",  # values that a kernel computes and does not use: every spare element of an array would be one
     "--fmad=false",  # the emitter writes out which products are not rounded: plan/contraction.py
 )
 _MAJORS = (14, 13, 12)  # sonames tried through the loader's own search path

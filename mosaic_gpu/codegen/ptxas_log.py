@@ -7,6 +7,7 @@ explanation, the others are kept as they are.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -175,6 +176,7 @@ class PtxasLog:
         return found[0]
 
 
+@functools.lru_cache(maxsize=64)  # asked for registers, complaints and the report, one after the other
 def parse_log(log: str, ptx: str | None = None) -> PtxasLog:
     """Reads a log made with ``--ptxas-options=-v``; with the PTX, messages are traced to lines of the source."""
     functions: list[FunctionUsage] = []
