@@ -120,27 +120,30 @@ class Session:
         """Seconds of a call in every repeat, and the sensors' readings of each."""
         samples: dict[str, list[float]] = {name: [] for name in names}
         readings: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        device_timed = [t for t in (self.timed[name] for name in names) if not t.call.host_timed]
+        # Pauses for the host let the GPU cool, and its clock rise: where one kernel needs them, all compared with it get them.
+        paused = any(t.enqueue > 0.8 * t.seconds for t in device_timed)
+        enqueue = max((t.enqueue for t in device_timed), default=0.0)
         chance = random.Random(0)
         for _ in range(repeats):
             for name in chance.sample(list(names), len(names)):
                 self.device.rest()
                 begin = self.device.now()
-                samples[name].append(self._one_alone(self.timed[name], seconds))
+                samples[name].append(self._one_alone(self.timed[name], seconds, paused, enqueue))
                 readings[name].append(self.device.readings(begin, self.device.now()))
         return samples, readings
 
-    def _one_alone(self, timed: Timed, seconds: float) -> float:
+    def _one_alone(self, timed: Timed, seconds: float, paused: bool, enqueue: float) -> float:
+        """paused: in pieces, each with a head start for a host that takes `enqueue` seconds for a call; else in one go."""
         calls = max(TURN_LAUNCHES, math.ceil(seconds / timed.seconds))
         if timed.call.host_timed:
             return self._by_host(timed, max(timed.loops, math.ceil(calls / timed.call.calls)))
-        # All in one go where the host keeps ahead; else in pieces, each with a head start.
-        bound = timed.enqueue > 0.8 * timed.seconds
-        size = min(calls, LONG_TURN) if bound else calls
-        hold = 1.5 * timed.enqueue * (min(size, LONG_TURN) + 1)
+        size = min(calls, LONG_TURN) if paused else calls
+        hold = 1.5 * enqueue * (min(size, LONG_TURN) + 1)
         marks = []
         for _ in range(math.ceil(calls / size)):
             marks.append(self._launch(timed, size, hold))
-            if bound:
+            if paused:
                 self.device.synchronize()  # else the host would have to be ahead of ever longer queues
         self.device.synchronize()
         return sum(self.device.seconds(*m) for m in marks) / (size * len(marks))

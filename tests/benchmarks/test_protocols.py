@@ -57,6 +57,23 @@ def test_slow_host_code_gets_a_head_start(fakes):
     assert alone["lazy"] == [pytest.approx(100e-6)] * 2
 
 
+def test_alone_all_pause_where_one_must(fakes):
+    """Pauses let a GPU cool: a library with a slow host must not be the only one that has them."""
+
+    def holds(*names):
+        device = fakes.Device()
+        quick = fakes.Provider(device, "quick", 100e-6, enqueue=5e-6)
+        lazy = fakes.Provider(device, "lazy", 100e-6, enqueue=300e-6)
+        s = session(device, quick, lazy)
+        device.holds = 0
+        found, _ = s.alone(names, 0.02, 1)
+        assert all(times == [pytest.approx(100e-6)] for times in found.values())
+        return device.holds
+
+    assert holds("quick") == 1, "one head start, and all in one go"
+    assert holds("quick", "lazy") == 2 * holds("lazy") > 2
+
+
 def test_alone_is_from_rest_in_random_order(fakes):
     device = fakes.Device()
     s = session(device, *[fakes.Provider(device, n, 1e-3) for n in "abc"])
