@@ -148,7 +148,8 @@ def measure(name: str, runs: int) -> dict[str, Any]:
     program = spoilt(named[name]) if name in named else c.program
     good, sabotage = good_launcher(c.name), launcher(c, program)
     arrays = [jnp.asarray(x) for x in c.arrays]
-    nans = [jnp.full(x.shape, jnp.nan, x.dtype) for x in arrays]
+    # Integers are kept: they say which tiles there are and how many, and without sense a kernel would go astray.
+    nans = [jnp.full(x.shape, jnp.nan, x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in arrays]
     wrong, seen = 0, collections.Counter[str]()
     for _ in range(runs):
         good(*nans)
@@ -167,6 +168,13 @@ def child(runs: int) -> None:
         except MosaicGpuError as error:
             ended = {"outcome": f"refused: {type(error).__name__}: {error.message.splitlines()[0]}"}
         print(json.dumps({"name": name, **ended}), flush=True)
+
+
+def last_words(errors: str) -> str:
+    """Why a child died: the driver's name of the error where its messages have one, else their last line."""
+    if found := re.findall(r"CUDA_ERROR_\w+(?:: [^\n]*)?", errors):
+        return str(found[0])[:200]
+    return next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no message")[:200]
 
 
 # ---- the parent -------------------------------------------------------------------------------------------------------
@@ -216,8 +224,7 @@ def attend(
             reader.join()
         if code:
             errors.seek(0)
-            text = next((x.strip() for x in reversed(errors.readlines()) if x.strip()), "no message")
-            yield current or names[-1], {"outcome": f"died with code {code}: {text[:200]}"}
+            yield current or names[-1], {"outcome": f"died with code {code}: {last_words(errors.read())}"}
 
 
 def run_all(

@@ -87,3 +87,9 @@ def test_table() -> None:
     assert "- 1 sabotages of 292 that do not deadlock ran to the end: 1 gave wrong results" in "\n".join(lines)
     assert "| k: x | C15 | Race | 4 of 9 | 5 |" in lines
     assert "| k: y | D7 | Race | hung |  |" in lines
+
+
+def test_last_words_are_the_drivers() -> None:
+    told = "2026 E cuda_status.cc:50] failed: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access\nTraceback\ncuda_status.cc:50\n"
+    assert on_gpu.last_words(told) == "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access"
+    assert on_gpu.last_words("first\nno JAX here\n\n") == "no JAX here" and on_gpu.last_words("") == "no message"
