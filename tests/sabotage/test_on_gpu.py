@@ -90,6 +90,8 @@ def test_table() -> None:
 
 
 def test_last_words_are_the_drivers() -> None:
-    told = "2026 E cuda_status.cc:50] CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access\nTraceback\ncuda_status.cc:50\n"
+    told = (
+        "2026 E cuda_status.cc:50] CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access\nTraceback\ncuda_status.cc:50\n"
+    )
     assert on_gpu.last_words(told) == "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access"
     assert on_gpu.last_words("first\nno JAX here\n\n") == "no JAX here" and on_gpu.last_words("") == "no message"
