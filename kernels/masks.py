@@ -18,10 +18,11 @@ def last_key_of_query_0(causal: Causal, queries: int, keys: int) -> int | None:
 
 
 class Mask:
-    """The mask in a kernel.  queries, keys: Refs whose second dimension is the length; block: keys of a block."""
+    """The mask in a kernel.  queries, keys: Refs whose second dimension is the length; block: keys of a block; tail: False
+    where the number of keys is known to be a multiple of that."""
 
-    def __init__(self, causal: Causal, queries: Any, keys: Any, block: int) -> None:
-        self.causal, self.queries, self.keys, self.block = causal, queries, keys, block
+    def __init__(self, causal: Causal, queries: Any, keys: Any, block: int, tail: bool = True) -> None:
+        self.causal, self.queries, self.keys, self.block, self.tail = causal, queries, keys, block, tail
 
     def last_key(self, query: Any) -> Any:
         """The last key that a query sees by the diagonal: below 0 where it sees none."""
@@ -47,6 +48,8 @@ class Mask:
 
         scores: (queries, keys of a block) in `layout`, of the queries from first_query on and the block-th key block.
         """
+        if not self.causal and not self.tail:
+            return scores
         rows, columns = scores.shape
         last = plgpu.dim_size(self.keys, 1) - 1 - block * self.block
         if self.causal:

@@ -44,7 +44,8 @@ def attention(
     blocks = min(tiles, multiprocessors()) if config.persistent else tiles
     diagonal = last_key_of_query_0(causal, s, k.shape[1])
     table = tile_table(b, h, k.shape[2], s, k.shape[1], d + v.shape[3], config.rows, config.block_kv, diagonal, blocks)
-    kernel = _kernel(b, s, h, d, v.shape[3], blocks, jnp.dtype(q.dtype), config, causal, scale, return_lse)
+    tail = k.shape[1] % config.block_kv != 0  # of the length, all that the code depends on
+    kernel = _kernel(b, s, h, d, v.shape[3], blocks, jnp.dtype(q.dtype), config, causal, tail, scale, return_lse)
     return tuple(kernel(table, q, k, v))
 
 
@@ -59,6 +60,7 @@ def _kernel(
     dtype: Any,
     c: AttentionConfig,
     causal: Causal,
+    tail: bool,
     scale: float,
     return_lse: bool,
 ) -> Any:
@@ -137,7 +139,7 @@ def _kernel(
         plgpu.set_max_registers(c.compute_registers, action="increase")
         q_tile, k_tile, v_tile = tiles
         q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-        seen = Mask(causal, out, k, keys)
+        seen = Mask(causal, out, k, keys, tail)
 
         def take_turn() -> None:
             if c.take_turns:
