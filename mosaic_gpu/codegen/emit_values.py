@@ -132,12 +132,11 @@ class ValueEmitter(Text):
             self.line(" ".join(texts[k : k + 8]))
 
     def tie(self, o: Operand) -> None:
-        """Nothing that comes after is done before `o`, a float32 array, has been computed."""
+        """Nothing that comes after is done before `o`, a float32 array, has been computed: each thread's first element of it, so
+        that what the others are made of may still run beside what comes after."""
         if isinstance(o, Value):
-            total = " + ".join(self.element(o, i) for i in range(self.registers(o)))
-            self.line(
-                f"order_after({total} + {self.element(o, 0)}, smem);"
-            )  # a sum even of one: it makes every NaN the same
+            first = self.element(o, 0)
+            self.line(f"order_after({first} + {first}, smem);")  # a sum: it makes every NaN the same
 
     def expect_layout(self, o: Operand, layout: RegisterLayout, what: Any) -> None:
         have = self.layout(o)

@@ -77,6 +77,7 @@ class Emitter(ScanEmitter, MmaEmitter):
         self.in_pairs = plan.generation is Generation.SM100
         self.single_thread = False
         self.together = False
+        self.condition = ""  # of arrivals that a branch consists of, which needs no branch then
         self.scope = Scope.WARPGROUP
         self.count = 0
         self.last_line: Line | None = None

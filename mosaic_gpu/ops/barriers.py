@@ -106,6 +106,14 @@ _mbarrier(barrier_wait_p)
 _mbarrier(barrier_test_p, (((), "bool"),))
 
 
+def is_arrival_of_warps(out: Any, step: Any) -> bool:
+    """Whether a step is an arrival that one lane of each warp makes for itself: it needs nobody else of its warpgroup."""
+    if step.equation.op != barrier_arrive_p.name or step.waits is not None or out.single_thread:
+        return False
+    array = out.plan.barriers[step.data.array]
+    return array.unit == 4 and not array.info.collective_axes and not array.info.orders_tensor_core
+
+
 @barrier_arrive_p.emit(BOTH, SCOPES)
 def _(out: Any, step: Any) -> None:
     use: BarrierUse = step.data
@@ -122,7 +130,7 @@ def _(out: Any, step: Any) -> None:
         arrive = (
             f"mbarrier_arrive({bar});" if out.scope is WARPGROUP else f"mbarrier_arrive_count({bar}, {array.unit});"
         )
-        out.line(f"__syncwarp(); if (lane == 0) {arrive}")
+        out.line(f"__syncwarp(); if (lane == 0{out.condition}) {arrive}")
     else:
         out.elected_after_sync(f"mbarrier_arrive({bar});")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..program import Literal
+from .barriers import is_arrival_of_warps
 from .registry import BOTH, WARP, WARPGROUP, op
 
 SCOPES = (WARPGROUP, WARP)
@@ -85,6 +86,13 @@ def _(out: Any, step: Any) -> None:
     out.declare_all(e.results)
     index = out.scalar(e.operands[0])
     last = len(step.regions) - 1
+    if last == 1 and not e.results and not step.regions[0].steps and not out.condition:
+        if all(is_arrival_of_warps(out, s) for s in step.regions[1].steps):
+            # A branch would end a block of code, across which ptxas moves little; the steady loop of a pipeline has such.
+            out.condition = f" && {index} >= 1"
+            out.steps(step.regions[1].steps)
+            out.condition = ""
+            return
     for k in range(last, -1, -1):  # the last branch takes every index from it on, as JAX clamps
         region = step.regions[k]
         test = f"if ({index} >= {k})" if k == last else (f"else if ({index} == {k})" if k else "else")

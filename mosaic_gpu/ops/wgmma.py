@@ -142,10 +142,10 @@ def _(sim: Any, step: Any) -> None:
 def wgmma_wait(n: int, *, after: Any = None) -> None:
     """Wait until at most `n` of this warpgroup's wgmma groups are in flight (groups end in order).
 
-    after: a float32 array that was computed under the products that are waited for, and must be computed by then.  ptxas
-    moves a wait ahead of arithmetic that does not need it, and what was meant to run under a product then runs after it;
-    this ties the wait to the values, at the cost of three instructions.  A maximum or a sum of many elements is the best one
-    to name: it has few registers and depends on all of them.  It changes no result.
+    after: a float32 array that is computed under the products that are waited for.  ptxas moves a wait ahead of arithmetic that
+    does not need it, and what was meant to run under a product then runs after it; this ties the wait to each thread's first
+    element of the array, at the cost of three instructions.  A maximum or a sum of many elements is the best one to name: it
+    depends on all of them.  It changes no result.
     """
     from ..frontend.primitives import bind
 

@@ -276,6 +276,28 @@ def test_a_warpgroup_arrives_warp_by_warp(plan, array):
     assert body_lines(p, "mbarrier_init(smem") == ["mbarrier_init(smem + 0 + 8 * i, 4);"]
 
 
+def test_a_branch_that_only_arrives_is_a_predicate(plan, array, compiled):
+    """Of `when(...)(arrive)` no branch is left, whose end would keep ptxas from moving arithmetic across; with more in it, it stays."""
+
+    def body(n, x, o, b, c):
+        m = n[0]
+        o[...] = x[...]
+        plgpu.when(m > 3)(lambda: plgpu.barrier_arrive(b))
+
+        @plgpu.when(m > 4)
+        def _():
+            plgpu.barrier_arrive(c)
+            o[...] = x[...] + 1
+
+    scratch = [plgpu.Barrier(), plgpu.Barrier()]
+    p = plan(body, array(4, dtype=jnp.int32), array(128), out=array(128), scratch_types=scratch)
+    first, second = body_lines(p, "mbarrier_arrive(")
+    assert re.fullmatch(r"__syncwarp\(\); if \(lane == 0 && \w+ >= 1\) mbarrier_arrive\(smem \+ \d+\);", first)
+    assert re.fullmatch(r"__syncwarp\(\); if \(lane == 0\) mbarrier_arrive\(smem \+ \d+\);", second)
+    assert len(body_lines(p, "if (v", ">= 1) {")) == 1
+    assert compiled(p).complaints() == []
+
+
 def test_a_warp_counts_as_much_as_a_warpgroup(plan, array, compiled):
     """One barrier on which a warpgroup and a single warp arrive: the warp's arrival has the warpgroup's weight."""
 
