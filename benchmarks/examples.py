@@ -74,7 +74,7 @@ def rows(scale: int = 1) -> dict[str, Row]:
         moved = sum(a.size * a.dtype.itemsize for a in (*arrays, *jax.tree.leaves(jax.eval_shape(xla, *types))))
         found[name] = Row({"ours": ours, **more, "xla": xla}, arrays, moved, flops, allowed)
 
-    def add_attention(name: str, d: int, causal: bool) -> None:
+    def add_attention(d: int, causal: bool, block_k: int, steps: int) -> None:
         """Beside our kernel and XLA's, which take one head of each of a batch."""
         from mosaic_gpu.kernels.attention import attention
 
@@ -84,8 +84,8 @@ def rows(scale: int = 1) -> dict[str, Row]:
         heads, length = max(32 // scale, 1), 4096 // scale
         arrays = [normal(heads, length, d, dtype=jnp.bfloat16) for _ in range(3)]
         add(
-            f"pallas_call flash_attention {name}",
-            functools.partial(pallas.flash_attention, causal=causal),
+            f"pallas_call flash_attention d{d} {'causal' if causal else 'full'}, {block_k} keys, {steps} steps",
+            functools.partial(pallas.flash_attention, causal=causal, block_k=block_k, steps=steps),
             one_head(functools.partial(jax.nn.dot_product_attention, is_causal=causal)),
             *arrays,
             flops=4 * heads * length**2 * d // (2 if causal else 1),
@@ -136,7 +136,9 @@ def rows(scale: int = 1) -> dict[str, Row]:
         add(f"pallas_call layer_norm, {block} rows", layer_norm, plain.layer_norm, *arrays)
         add(f"pallas_call embedding, {block} rows", embedding, lambda i, t: t[i], *lookup, allowed=0.0)
     for d, causal in itertools.product((64, 128), (False, True)):
-        add_attention(f"d{d} {'causal' if causal else 'full'}", d, causal)
+        add_attention(d, causal, 64, 2)
+    add_attention(64, False, 128, 2)
+    add_attention(128, False, 128, 1)
     return found
 
 

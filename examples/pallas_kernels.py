@@ -149,15 +149,23 @@ def layer_norm(
 
 
 def flash_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False, block_k: int = 64, interpret: Any = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    block_k: int = 64,
+    steps: int = 2,
+    interpret: Any = False,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(d)) v of each head, for 16-bit q (heads, queries, d), k and v (heads, keys, d), d 64 or 128.
 
     Heads and blocks of 64 queries in parallel, blocks of block_k keys one after the other: the largest score of each query so
     far, the sum of its exponentials and its sum of values stay between steps.  causal: query i sees keys 0 ... i.
+    steps: buffers for keys and values each.
     """
     (heads, queries, d), keys = q.shape, k.shape[1]
-    steps = pl.cdiv(keys, block_k)
+    last = pl.cdiv(keys, block_k) - 1
 
     def body(q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any, top: Any, total: Any, acc: Any) -> None:
         i, step = pl.program_id(1), pl.program_id(2)
@@ -184,7 +192,7 @@ def flash_attention(
             values = jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
             acc[...] = acc[...] * shrink[:, None] + values
 
-        @pl.when(step == steps - 1)
+        @pl.when(step == last)
         def _() -> None:
             o_ref[...] = (acc[...] * (1 / total[...])[:, None]).astype(o_ref.dtype)
 
@@ -194,11 +202,11 @@ def flash_attention(
     return pl.pallas_call(
         body,
         jax.ShapeDtypeStruct(q.shape, q.dtype),
-        grid=(heads, pl.cdiv(queries, 64), steps),
+        grid=(heads, pl.cdiv(queries, 64), last + 1),
         in_specs=[own, streamed, streamed],
         out_specs=own,
         scratch_shapes=[pl.SMEM((64,), jnp.float32), pl.SMEM((64,), jnp.float32), pl.ACC((64, d))],
-        compiler_params=pl.CompilerParams(max_concurrent_steps=2),
+        compiler_params=pl.CompilerParams(max_concurrent_steps=steps, approx_math=True),
         interpret=interpret,
     )(q, k, v)
 

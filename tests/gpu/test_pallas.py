@@ -14,6 +14,7 @@ import pytest
 from mosaic_gpu.runtime.device import default_arch
 from tests.pallas import test_chapters as chapters
 from tests.pallas import test_examples as examples
+from tests.pallas import test_pieces as pieces
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
@@ -40,6 +41,12 @@ def test_vmap_is_a_python_loop(name: str, axes: int, which: str) -> None:
     np.testing.assert_array_equal(np.asarray(jax.jit(mapped)(*given)), expected)
 
 
+@pytest.mark.parametrize("name", pieces.CASES)
+@pytest.mark.filterwarnings("ignore:.*stays in global memory")
+def test_arrays_that_no_warpgroup_can_hold(name: str) -> None:
+    pieces.test_against_float64(name, False)
+
+
 def of_chapters() -> Iterator[Any]:
     """Each with each of its arguments; `interpret` stays False, so that the GPU runs it."""
     for name, test in inspect.getmembers(chapters, inspect.isfunction):
@@ -47,6 +54,8 @@ def of_chapters() -> Iterator[Any]:
             continue
         given: list[dict[str, Any]] = [{}]
         for mark in getattr(test, "pytestmark", ()):
+            if mark.name != "parametrize":
+                continue
             names, values = mark.args
             values = [False] if names == "interpret" else values
             given = [g | {names: v} for g in given for v in values]
