@@ -21,6 +21,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..frontend import shard_map
 from ..frontend.loops import ds
 from ..frontend.primitives import is_ref, space_of
 from ..frontend.trace import CALLS
@@ -103,7 +104,7 @@ def in_pieces(closed: Any, refs: Sequence[Any], same: Mapping[int, int]) -> Any:
     try:
         if not any(_bytes(v) > REGISTER_BYTES for v in _made(closed.jaxpr)):
             return None
-        found = jax.make_jaxpr(run)(*refs)
+        found = shard_map.traced_outside(lambda: jax.make_jaxpr(run)(*refs))
     except _NotInPieces:
         return None
     return found if body.needed else None
@@ -117,9 +118,11 @@ def _made(jaxpr: Any) -> Iterator[Any]:
 
 
 def _bytes(aval: Any) -> int:
-    if not hasattr(aval, "dtype") or symbolic(aval.shape):
+    if not isinstance(getattr(aval, "dtype", None), np.dtype) or symbolic(
+        aval.shape
+    ):  # random keys have a type of JAX's
         return 0
-    return int(math.prod(aval.shape) * jnp.dtype(aval.dtype).itemsize)
+    return int(math.prod(aval.shape) * aval.dtype.itemsize)
 
 
 def _inner(e: Any) -> Any:

@@ -185,6 +185,13 @@ def test_what_has_no_tiles_of_its_own_is_refused(body):
         f(x)
 
 
+def test_random_numbers_are_left_alone():
+    """Keys have no size in bytes."""
+    f = call(lambda o: o.__setitem__(..., jax.random.uniform(jax.random.key(3), o.shape)), (64, 64))
+    assert in_place(f)
+    np.testing.assert_array_equal(f(), jax.random.uniform(jax.random.key(3), (64, 64)))
+
+
 def test_what_fits_is_left_alone():
     x = randoms(128, 128)
     f = call(lambda x, o: o.__setitem__(..., x[...] @ x[...]), x.shape)
