@@ -3,14 +3,17 @@
     python -m benchmarks.examples [--json FILE] [--only REGEX]
 
 Plain `jnp` in a kernel, products in plain `jnp`, and `pallas_call`.  Both sides of a row take turns in one process, inside JAX,
-timed by the host's clock over programs of many calls.  The matmuls stand beside `kernels.sm90.matmul` as well as XLA's.
+timed by the host's clock over programs of many calls.  The matmuls stand beside `kernels.sm90.matmul` as well as XLA's,
+flash attention beside `kernels.attention`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
@@ -71,6 +74,25 @@ def rows(scale: int = 1) -> dict[str, Row]:
         moved = sum(a.size * a.dtype.itemsize for a in (*arrays, *jax.tree.leaves(jax.eval_shape(xla, *types))))
         found[name] = Row({"ours": ours, **more, "xla": xla}, arrays, moved, flops, allowed)
 
+    def add_attention(d: int, causal: bool, block_k: int, steps: int) -> None:
+        """Beside our kernel and XLA's, which take one head of each of a batch."""
+        from mosaic_gpu.kernels.attention import attention
+
+        def one_head(f: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *qkv: f(*(x[:, :, None] for x in qkv))[:, :, 0]
+
+        heads, length = max(32 // scale, 1), 4096 // scale
+        arrays = [normal(heads, length, d, dtype=jnp.bfloat16) for _ in range(3)]
+        add(
+            f"pallas_call flash_attention d{d} {'causal' if causal else 'full'}, {block_k} keys, {steps} steps",
+            functools.partial(pallas.flash_attention, causal=causal, block_k=block_k, steps=steps),
+            one_head(functools.partial(jax.nn.dot_product_attention, is_causal=causal)),
+            *arrays,
+            flops=4 * heads * length**2 * d // (2 if causal else 1),
+            allowed=1e-2,
+            kernel=one_head(functools.partial(attention, causal=causal)),
+        )
+
     wide = dict.fromkeys(("softmax", "layer_norm", "rms_norm", "gelu_gate"), 2)
     for name, (f, tile, whole, small) in plain.examples().items():
         columns = small[0].shape[1] * wide.get(name, 1)
@@ -104,10 +126,19 @@ def rows(scale: int = 1) -> dict[str, Row]:
         allowed=1e-2,
         kernel=by_roles,
     )
-    add("pallas_call softmax", pallas.softmax, lambda x: jax.nn.softmax(x, 1), normal(many, 256))
-    add("pallas_call layer_norm", pallas.layer_norm, plain.layer_norm, normal(many, 256), normal(256), normal(256))
-    tokens = rng.integers(0, many // 2, many).astype(np.int32)
-    add("pallas_call embedding", pallas.embedding, lambda i, t: t[i], tokens, normal(many // 2, 256), allowed=0.0)
+    arrays = normal(many, 256), normal(256), normal(256)
+    lookup = rng.integers(0, many // 2, many).astype(np.int32), normal(many // 2, 256)
+    for block in (8, 16, 32):
+        softmax, layer_norm, embedding = (
+            functools.partial(f, rows=block) for f in (pallas.softmax, pallas.layer_norm, pallas.embedding)
+        )
+        add(f"pallas_call softmax, {block} rows", softmax, lambda x: jax.nn.softmax(x, 1), arrays[0])
+        add(f"pallas_call layer_norm, {block} rows", layer_norm, plain.layer_norm, *arrays)
+        add(f"pallas_call embedding, {block} rows", embedding, lambda i, t: t[i], *lookup, allowed=0.0)
+    for d, causal in itertools.product((64, 128), (False, True)):
+        add_attention(d, causal, 64, 2)
+    add_attention(64, False, 128, 2)
+    add_attention(128, False, 128, 1)
     return found
 
 

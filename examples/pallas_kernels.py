@@ -15,8 +15,6 @@ from jax import lax
 
 import mosaic_gpu as pl
 
-ROWS = pl.Layout.WGMMA  # a row of the block lies in one warp, so that it can be summed
-
 
 def matmul(
     a: jax.Array, b: jax.Array, *, block_m: int = 64, block_n: int = 128, steps: int = 4, interpret: Any = False
@@ -97,24 +95,26 @@ def matmul_warpgroups(
     )(a, b)
 
 
-def softmax(x: jax.Array, *, interpret: Any = False) -> jax.Array:
-    """Softmax of the rows of a float32 (m, n), n up to 256: 64 rows a block, columns beyond n masked."""
+def softmax(x: jax.Array, *, rows: int = 16, interpret: Any = False) -> jax.Array:
+    """Softmax of the rows of a float32 (m, n), n up to 512; columns beyond n masked.
+
+    rows: of a block.  Few, so that several blocks share a multiprocessor: one loads while another computes.
+    """
     m, n = x.shape
     width = 8 * pl.cdiv(n, 8)
 
     def body(x_ref: Any, o_ref: Any) -> None:
-        row = pl.load(x_ref, layout=ROWS)
+        x = x_ref[...]
         if width > n:
-            column = pl.broadcasted_iota(jnp.int32, (64, width), 1, layout=ROWS)
-            row = jnp.where(column < n, row, -jnp.inf)
-        e = jnp.exp(row - row.max(1)[:, None])
-        o_ref[...] = e / e.sum(1)[:, None]
+            x = jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, 1) < n, x, -jnp.inf)
+        e = jnp.exp(x - x.max(1)[:, None])
+        o_ref[...] = e * (1 / e.sum(1))[:, None]
 
-    spec = pl.BlockSpec((64, width), lambda i: (i, 0))
+    spec = pl.BlockSpec((rows, width), lambda i: (i, 0))
     return pl.pallas_call(
         body,
         jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=pl.cdiv(m, 64),
+        grid=pl.cdiv(m, rows),
         in_specs=[spec],
         out_specs=spec,
         interpret=interpret,
@@ -122,28 +122,93 @@ def softmax(x: jax.Array, *, interpret: Any = False) -> jax.Array:
 
 
 def layer_norm(
-    x: jax.Array, scale: jax.Array, shift: jax.Array, *, epsilon: float = 1e-5, interpret: Any = False
+    x: jax.Array, scale: jax.Array, shift: jax.Array, *, epsilon: float = 1e-5, rows: int = 16, interpret: Any = False
 ) -> jax.Array:
-    """Rows of a float32 (m, n) with mean 0 and variance 1, times scale plus shift (n,); n a multiple of 8 up to 256."""
+    """Rows of a float32 (m, n) with mean 0 and variance 1, times scale plus shift (n,); n a multiple of 8 up to 512.
+
+    rows: of a block, as in `softmax`.
+    """
     m, n = x.shape
 
     def body(x_ref: Any, scale_ref: Any, shift_ref: Any, o_ref: Any) -> None:
-        x = pl.load(x_ref, layout=ROWS)
+        x = x_ref[...]
         centred = x - (x.sum(1) * (1 / n))[:, None]
         variance = (centred * centred).sum(1) * (1 / n)
-        along = ROWS.reduce(0)
         normal = centred * lax.rsqrt(variance + epsilon)[:, None]
-        o_ref[...] = normal * pl.load(scale_ref, layout=along)[None, :] + pl.load(shift_ref, layout=along)[None, :]
+        o_ref[...] = normal * scale_ref[...] + shift_ref[...]
 
-    rows, whole = pl.BlockSpec((64, n), lambda i: (i, 0)), pl.BlockSpec((n,), lambda i: (0,))
+    block, whole = pl.BlockSpec((rows, n), lambda i: (i, 0)), pl.BlockSpec((n,), lambda i: (0,))
     return pl.pallas_call(
         body,
         jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=pl.cdiv(m, 64),
-        in_specs=[rows, whole, whole],
-        out_specs=rows,
+        grid=pl.cdiv(m, rows),
+        in_specs=[block, whole, whole],
+        out_specs=block,
         interpret=interpret,
     )(x, scale, shift)
+
+
+def flash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    block_k: int = 64,
+    steps: int = 2,
+    interpret: Any = False,
+) -> jax.Array:
+    """softmax(q k^T / sqrt(d)) v of each head, for 16-bit q (heads, queries, d), k and v (heads, keys, d), d 64 or 128.
+
+    Heads and blocks of 64 queries in parallel, blocks of block_k keys one after the other: the largest score of each query so
+    far, the sum of its exponentials and its sum of values stay between steps.  causal: query i sees keys 0 ... i.
+    steps: buffers for keys and values each.
+    """
+    (heads, queries, d), keys = q.shape, k.shape[1]
+    last = pl.cdiv(keys, block_k) - 1
+
+    def body(q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any, top: Any, total: Any, acc: Any) -> None:
+        i, step = pl.program_id(1), pl.program_id(2)
+
+        @pl.when(step == 0)
+        def _() -> None:
+            top[...] = jnp.full(top.shape, -jnp.inf, top.dtype)
+            total[...] = jnp.zeros(total.shape, total.dtype)
+            acc[...] = jnp.zeros(acc.shape, acc.dtype)
+
+        @pl.when(step * block_k < (i + 1) * 64 if causal else True)
+        def _() -> None:
+            scores = jnp.dot(q_ref[...], k_ref[...].T, preferred_element_type=jnp.float32) * d**-0.5
+            key = step * block_k + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+            if keys % block_k:
+                scores = jnp.where(key < keys, scores, -jnp.inf)
+            if causal:
+                query = i * 64 + lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+                scores = jnp.where(key <= query, scores, -jnp.inf)
+            before, now = top[...], jnp.maximum(top[...], scores.max(1))
+            p, shrink = jnp.exp(scores - now[:, None]), jnp.exp(before - now)
+            top[...] = now
+            total[...] = total[...] * shrink + p.sum(1)
+            values = jnp.dot(p.astype(v_ref.dtype), v_ref[...], preferred_element_type=jnp.float32)
+            acc[...] = acc[...] * shrink[:, None] + values
+
+        @pl.when(step == last)
+        def _() -> None:
+            o_ref[...] = (acc[...] * (1 / total[...])[:, None]).astype(o_ref.dtype)
+
+    swizzled = (pl.TilingTransform((8, 64)), pl.SwizzleTransform(128))
+    own = pl.BlockSpec((None, 64, d), lambda h, i, j: (h, i, 0), transforms=swizzled)
+    streamed = pl.BlockSpec((None, block_k, d), lambda h, i, j: (h, j, 0), transforms=swizzled)
+    return pl.pallas_call(
+        body,
+        jax.ShapeDtypeStruct(q.shape, q.dtype),
+        grid=(heads, pl.cdiv(queries, 64), last + 1),
+        in_specs=[own, streamed, streamed],
+        out_specs=own,
+        scratch_shapes=[pl.SMEM((64,), jnp.float32), pl.SMEM((64,), jnp.float32), pl.ACC((64, d))],
+        compiler_params=pl.CompilerParams(max_concurrent_steps=steps, approx_math=True),
+        interpret=interpret,
+    )(q, k, v)
 
 
 def linear_scan(a: jax.Array, x: jax.Array, *, interpret: Any = False) -> jax.Array:
@@ -210,21 +275,24 @@ def histogram(x: jax.Array, bins: int = 128, *, interpret: Any = False) -> jax.A
     )(x)
 
 
-def embedding(tokens: jax.Array, table: jax.Array, *, interpret: Any = False) -> jax.Array:
-    """table[tokens] for int32 (n,) and float32 (vocabulary, d), d a multiple of 128: index maps read the tokens."""
+def embedding(tokens: jax.Array, table: jax.Array, *, rows: int = 16, interpret: Any = False) -> jax.Array:
+    """table[tokens] for int32 (n,) and float32 (vocabulary, d), d a multiple of 8.
+
+    The table stays where it is; a block reads the `rows` rows that its tokens, prefetched scalars, name.
+    """
     (n,), (_, d) = tokens.shape, table.shape
 
-    def body(tokens_ref: Any, row: Any, o_ref: Any) -> None:
-        o_ref[...] = row[...]
+    def body(tokens_ref: Any, table_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = table_ref[tokens_ref[pl.ds(pl.program_id(0) * rows, rows)]]
 
     return pl.pallas_call(
         body,
         jax.ShapeDtypeStruct((n, d), table.dtype),
         grid_spec=pl.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(n,),
-            in_specs=[pl.BlockSpec((1, d), lambda i, tokens: (tokens[i], 0))],
-            out_specs=pl.BlockSpec((1, d), lambda i, tokens: (i, 0)),
+            grid=pl.cdiv(n, rows),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec((rows, d), lambda i, tokens: (i, 0)),
         ),
         interpret=interpret,
-    )(tokens, table)
+    )(jnp.pad(tokens, (0, -n % rows)), table)

@@ -29,6 +29,7 @@ from ..simulator.params import SimulatorParams
 from . import backends, batching, derivative
 from .mapping import WHERE, BlockMapping, GridMapping, block_mapping, grid_of, no_symbols, specs_of
 from .named import with_program_ids
+from .pieces import in_pieces, in_place
 from .room import on_inputs, with_room
 from .specs import CostEstimate, GridSpec, no_block_spec
 
@@ -275,6 +276,11 @@ def _trace(
             f"[{', '.join(str(jax.typeof(c)) for c in captured)}]. You should pass them as inputs. (Python and NumPy scalars "
             "may be captured.)"
         )
+    if isinstance(o["params"], CompilerParams) and not roles:
+        apart = in_place(blocks)
+        refs = [*refs[: len(prefetch)], *(b.ref() for b in apart), *refs[len(prefetch) + len(blocks) :]]
+        if (found := in_pieces(closed, refs, {len(avals) + k: i for i, k in aliases})) is not None:
+            closed, mapping = found, dataclasses.replace(mapping, blocks=apart)
     call = Call(
         o["name"],
         closed,

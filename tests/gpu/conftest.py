@@ -1,4 +1,4 @@
-"""What tests on a GPU share: fresh inputs, and outputs that are written over NaN."""
+"""What tests on a GPU share: fresh inputs, and outputs that are written over NaN or, where they are integers, 0x6B."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+POISON = 0x6B  # what integers are full of that have no NaN
 
 
 def _random(*shape: int, dtype: Any) -> jax.Array:
@@ -25,7 +27,7 @@ def _poisoned(f: Any, *args: jax.Array) -> Any:
         return f(*everything[:n])
 
     donating = jax.jit(call, donate_argnums=tuple(range(n, n + len(types))), keep_unused=True)
-    poison = [jnp.full(t.shape, jnp.nan, t.dtype) for t in types]
+    poison = [jnp.full(t.shape, jnp.nan if jnp.issubdtype(t.dtype, jnp.inexact) else POISON, t.dtype) for t in types]
     places = [p.unsafe_buffer_pointer() for p in jax.block_until_ready(poison)]
     out = donating(*args, *poison)
     assert [o.unsafe_buffer_pointer() for o in jax.tree.leaves(out)] == places, (
@@ -42,5 +44,5 @@ def random() -> Callable[..., jax.Array]:
 
 @pytest.fixture(scope="session")
 def poisoned() -> Callable[..., Any]:
-    """poisoned(f, *args): f(*args) written into buffers full of NaN: they are donated, and XLA gives them to the outputs."""
+    """poisoned(f, *args): f(*args) written into buffers full of NaN (POISON): donated, so XLA gives them to the outputs."""
     return _poisoned
