@@ -10,8 +10,9 @@ from ..ops.wgmma import KINDS, WgmmaPlan
 from ..program import Affine, Value
 from .emit_tcgen05 import Tcgen05Emitter
 from .text import c_type
-from .wgmma_text import AccumulatorKind, Init, OperandKind, wgmma_function
+from .wgmma_text import AccumulatorKind, Chain, Init, OperandKind, wgmma_function
 
+MOST_CHAINED = 96  # registers of an accumulator
 ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 
 
@@ -21,6 +22,7 @@ class MmaEmitter(Tcgen05Emitter):
     def __init__(self) -> None:
         super().__init__()
         self.functions: dict[str, str] = {}
+        self.chains: dict[str, dict[Chain, int]] = {}
 
     # ---- wgmma --------------------------------------------------------------------------------------------------------
     def accumulator(self, ref: Value) -> None:
@@ -47,39 +49,49 @@ class MmaEmitter(Tcgen05Emitter):
             if isinstance(p.a, SharedOperand):
                 self.line(f"u32 a_low = {self.descriptor(p.a)};")
             self.line("wgmma_fence();")
-            b_high = f"{descriptor_high(p.b, False):#x}u"
+            # Of wide accumulators with A in registers a chain would be no faster to compile.
+            together = k_steps if not in_registers or acc_registers <= MOST_CHAINED else 1
             for mi in range(p.m // 64):
                 d = f"{acc} + {mi * acc_registers}" if mi else acc
-                for step in range(k_steps):
+                for step in range(0, k_steps, together):
                     init: Init = False if step or p.init == "add" else (True if p.init == "zero" else "dynamic")
-                    function = self._function(p, init)
                     if in_registers:
-                        a_name = self.names[cast(int, p.a)]
-                        first = mi * (p.k // 4) + 4 * step
-                        a = ", ".join(f"{a_name}[{first + k}]" for k in range(4))
+                        a_name, first = self.names[cast(int, p.a)], mi * (p.k // 4) + 4 * step
+                        a = ", ".join(f"{a_name}[{first + k}]" for k in range(4 * together))
                     else:
                         assert isinstance(p.a, SharedOperand)
-                        offset = (p.a.row_offset(64 * mi) + p.a.k_offset(step)) >> 4
-                        a = f"descriptor(a_low + {offset}, {descriptor_high(p.a, False):#x}u)"
-                    b = f"descriptor(b_low + {p.b.k_offset(step) >> 4}, {b_high})"
+                        a = f"a_low + {p.a.row_offset(64 * mi) >> 4}" if mi else "a_low"
+                    b = f"b_low + {p.b.k_offset(step) >> 4}" if step else "b_low"
                     tail = f", {acc}_live" if init == "dynamic" else ""
-                    self.line(f"{function}({d}, {a}, {b}{tail});")
+                    self.line(f"{self._chain(p, init, together)}({d}, {a}, {b}{tail});")
             self.line("wgmma_commit();")
         if p.init != "add":
             self.line(f"{acc}_live = 1;")
 
-    def _function(self, p: WgmmaPlan, init: Init) -> str:
-        a_mn = isinstance(p.a, SharedOperand) and p.a.mn_major
+    def _chain(self, p: WgmmaPlan, init: Init, steps: int) -> str:
+        """The function of so many steps along K, numbered where chains of one name have other offsets."""
+        shared = p.a if isinstance(p.a, SharedOperand) else None
+        chain = Chain(
+            tuple(shared.k_offset(i) >> 4 for i in range(steps)) if shared else (),
+            tuple(p.b.k_offset(i) >> 4 for i in range(steps)),
+            descriptor_high(shared, False) if shared else 0,
+            descriptor_high(p.b, False),
+        )
         name, text = wgmma_function(
             p.n,
             cast(OperandKind, KINDS[p.a_type]),
             cast(OperandKind, KINDS[p.b_type]),
             cast(AccumulatorKind, ACC_KINDS[p.acc_type]),
-            isinstance(p.a, int),
-            a_mn,
+            shared is None,
+            shared is not None and shared.mn_major,
             p.b.mn_major,
             init,
+            chain,
         )
+        number = self.chains.setdefault(name, {}).setdefault(chain, len(self.chains[name]))
+        if number:
+            text = text.replace(f"{name}(", f"{name}_{number}(", 1)
+            name = f"{name}_{number}"
         self.functions[name] = text
         return name
 

@@ -1,4 +1,4 @@
-"""C++ text of Hopper's warpgroup matrix products: one device function per variant of ``wgmma.mma_async``.
+"""C++ text of Hopper's warpgroup matrix products: a device function for each variant of ``wgmma.mma_async`` and chain of it.
 
 The asynchronous product reads its operands and writes its accumulator until a ``wgmma_wait`` ends it; which registers
 may be touched meanwhile is the planner's affair. Fence, commit and wait are in the prelude (``wgmma.cuh``).
@@ -6,6 +6,7 @@ may be touched meanwhile is the planner's affair. Fence, commit and wait are in 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 from mosaic_gpu.errors import IllegalInstruction
@@ -33,6 +34,24 @@ def accumulator_registers(n: int, d_kind: AccumulatorKind) -> int:
     return n // 4 if d_kind == "f16" else n // 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """The instructions of one product, step by step along K, in one asm statement.
+
+    a, b: what each step adds to the low word of the operand's descriptor, in its units (a: empty where A is in registers);
+    a_high, b_high: the high words.  Each statement has the whole accumulator as operands, which costs the compiler more than
+    the instructions do: in one statement it takes a tenth less time for the same machine code.
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    a_high: int
+    b_high: int
+
+
+ONE_STEP = Chain((0,), (0,), 0, 0)
+
+
 def wgmma_function(
     n: int,
     a_kind: OperandKind,
@@ -42,63 +61,62 @@ def wgmma_function(
     a_mn_major: bool,
     b_mn_major: bool,
     init: Init,
+    chain: Chain = ONE_STEP,
 ) -> tuple[str, str]:
-    """Name and text of the device function for one product D (+)= A B of shape 64 x n x (32 bytes).
+    """Name and text of the device function for a product D (+)= A B of shape 64 x n x (32 bytes), and those behind it in a chain.
 
-    Its parameters are ``(d, a, b_desc)``: ``d`` a pointer to the accumulator's registers (``float*``; ``int*`` for s32;
-    ``u32*``, two values each, for f16), ``a`` a descriptor or four registers ``a0 … a3``. ``init`` True overwrites D
-    (which then need not be set before), False adds to it, and "dynamic" appends a parameter ``int scale_d`` that is 0
-    to overwrite.
+    Its parameters are ``(d, a, b_low)``: ``d`` a pointer to the accumulator's registers (``float*``; ``int*`` for s32; ``u32*``,
+    two values each, for f16), ``a`` the low word of a descriptor or four registers ``a0 … a3`` for each step, ``b_low`` one more
+    low word.  ``init`` True overwrites D in the first step (which then need not be set before), False adds to it, and "dynamic"
+    appends a parameter ``int scale_d`` that is 0 to overwrite.  The name lacks what tells chains of other offsets apart.
     """
     _refuse_illegal(n, a_kind, b_kind, d_kind, a_in_registers, a_mn_major, b_mn_major)
     count = accumulator_registers(n, d_kind)
     c_type, constraint = _C_TYPE[d_kind]
 
-    operands = [f"{{{_numbered(0, count)}}}"]
-    inputs: list[tuple[str, str]] = []  # constraint, C++ name
-    parameters = [f"{c_type}* d"]
-    if a_in_registers:
-        inputs += [("r", f"a{index}") for index in range(4)]
-        operands.append(f"{{{_numbered(count, 4)}}}")
-        parameters += [f"u32 a{index}" for index in range(4)]
-    else:
-        inputs.append(("l", "a_desc"))
-        operands.append(f"%{count}")
-        parameters.append("u64 a_desc")
-    inputs.append(("l", "b_desc"))
-    operands.append(f"%{count + len(inputs) - 1}")
-    parameters.append("u64 b_desc")
-    if init == "dynamic":
-        inputs.append(("r", "scale_d"))
-        operands.append("accumulate")
-        parameters.append("int scale_d")
-    else:
-        operands.append("0" if init else "1")
-    if a_kind not in ("s8", "u8"):
-        operands += ["1", "1"]  # neither A nor B is negated
-    if a_kind in ("f16", "bf16"):
-        operands += [str(int(a_mn_major))] * (not a_in_registers) + [str(int(b_mn_major))]
+    steps = len(chain.b)
+    inputs = [f"a{index}" for index in range(4 * steps)] if a_in_registers else ["a_low"]
+    at_b = count + len(inputs)
+    inputs += ["b_low"] + ["scale_d"] * (init == "dynamic")
+    parameters = [f"{c_type}* d", *(f"{'int' if x == 'scale_d' else 'u32'} {x}" for x in inputs)]
 
+    flags = ["1", "1"] * (a_kind not in ("s8", "u8"))  # neither A nor B is negated
+    if a_kind in ("f16", "bf16"):
+        flags += [str(int(a_mn_major))] * (not a_in_registers) + [str(int(b_mn_major))]
     shape = f"m64n{n}k{DEPTH[a_kind]}"
-    instruction = f"wgmma.mma_async.sync.aligned.{shape}.{d_kind}.{a_kind}.{b_kind} {', '.join(operands)};"
+    lines = [".reg .b32 low;", ".reg .b64 a, b;"]
     if init == "dynamic":
-        test = f"setp.ne.b32 accumulate, %{count + len(inputs) - 1}, 0;"
-        instruction = f"{{\\n.reg .pred accumulate;\\n{test}\\n{instruction}\\n}}"
-    access = "=" if init is True else "+"
+        lines += [".reg .pred accumulate;", f"setp.ne.b32 accumulate, %{at_b + 1}, 0;"]
+    for step in range(steps):
+        accumulate = "1" if step else {"dynamic": "accumulate", True: "0", False: "1"}[init]
+        if not a_in_registers:
+            lines += _word("a", f"%{count}", chain.a[step], chain.a_high)
+        lines += _word("b", f"%{at_b}", chain.b[step], chain.b_high)
+        source = f"{{{_numbered(count + 4 * step, 4)}}}" if a_in_registers else "a"
+        operands = [f"{{{_numbered(0, count)}}}", source, "b", accumulate, *flags]
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape}.{d_kind}.{a_kind}.{b_kind} {', '.join(operands)};")
+    instructions = "\\n".join(["{", *lines, "}"])
+    access = "=&" if init is True else "+&"  # a step must not overwrite what the next one reads
     outputs = ", ".join(f'"{access}{constraint}"(d[{index}])' for index in range(count))
-    given = ", ".join(f'"{letter}"({name})' for letter, name in inputs)
+    given = ", ".join(f'"r"({name})' for name in inputs)
     majors = ("_ta" if a_mn_major else "") + ("_tb" if b_mn_major else "")
     ending = {True: "set", False: "add", "dynamic": "choose"}[init]
-    source = "rs" if a_in_registers else "ss"
-    name = f"wgmma_{shape}_{d_kind}_{a_kind}_{b_kind}_{source}{majors}_{ending}"
+    place = "rs" if a_in_registers else "ss"
+    name = f"wgmma_{shape}_{d_kind}_{a_kind}_{b_kind}_{place}{majors}_{ending}" + (f"_x{steps}" if steps > 1 else "")
     text = (
         f"DI void {name}({', '.join(parameters)}) {{\n"
-        f'  asm volatile("{instruction}"\n'
+        f'  asm volatile("{instructions}"\n'
         f"               : {outputs}\n"
         f"               : {given});\n"
         "}\n"
     )
     return name, text
+
+
+def _word(name: str, low: str, offset: int, high: int) -> list[str]:
+    """A descriptor in PTX: its low word moved on, and its high word."""
+    moved = [f"add.u32 low, {low}, {offset};"] if offset else []
+    return [*moved, f"mov.b64 {name}, {{{'low' if offset else low}, {high}}};"]
 
 
 def _numbered(first: int, count: int) -> str:

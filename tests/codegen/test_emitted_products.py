@@ -72,11 +72,37 @@ def test_a_tall_product_has_one_instruction_for_64_rows(plan, array):
 
     scratch = [plgpu.SMEM((128, 64), BF, transforms=TILE), plgpu.SMEM((64, 64), BF, transforms=TILE)]
     p = plan(body, array(8), out=array(128, 64), scratch_types=scratch)
-    products = body_lines(p, "wgmma_m64n64", "(v")
-    accumulators = [re.search(r"\((v\d+(?: \+ \d+)?),", t)[1].partition(" + ")[2] or "0" for t in products]
-    assert accumulators == ["0"] * 4 + ["32"] * 4, "the second 64 rows have registers of their own"
-    rows = [int(re.search(r"a_low \+ (\d+)", t)[1]) for t in products]
-    assert rows == [0, 2, 4, 6] + [64 * 128 // 16 + k for k in (0, 2, 4, 6)]
+    first, second = body_lines(p, "wgmma_m64n64", "(v")
+    name = "wgmma_m64n64k16_f32_bf16_bf16_ss_tb_set_x4"
+    acc = re.fullmatch(rf"{name}\((v\d+), a_low, b_low\);", first)[1]
+    assert second == f"{name}({acc} + 32, a_low + {64 * 128 // 16}, b_low);", (
+        "the second 64 rows have registers of their own"
+    )
+    (function,) = (t for t in emit(p).splitlines() if "wgmma.mma_async" in t)
+    steps = [(f"%{x}", str(k * unit)) for k in (1, 2, 3) for x, unit in ((32, 2), (33, 128))]
+    assert re.findall(r"add.u32 low, (%\d+), (\d+);", function) == steps
+    assert re.findall(r", (\w+), 1, 1, 0, 1;", function) == ["0", "1", "1", "1"]
+
+
+def test_products_of_one_shape_and_other_offsets_have_functions_of_their_own(plan, array, compiled):
+    def body(x, o, a, b, c, d):
+        def scope(acc):
+            plgpu.wgmma(acc, a, b)
+            plgpu.wgmma(acc, c, d)
+            plgpu.wgmma(acc, a, b)
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 64)))
+
+    narrow = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
+    ones = [plgpu.SMEM((64, 64), BF, transforms=t) for t in (TILE, TILE, narrow, narrow)]
+    p = plan(body, array(8), out=array(64, 64), scratch_types=ones)
+    names = [t[: t.index("(")] for t in body_lines(p, "wgmma_m64n64", "(v")]
+    assert len(names) == 3 and names[0][: names[0].index("_ss")] == names[1][: names[1].index("_ss")]
+    texts = {n: emit(p).split(f"DI void {n}(")[1].split("\n}")[0] for n in names[1:]}
+    offsets = {n: re.findall(r"add.u32 low, %32, (\d+);", t) for n, t in texts.items()}
+    assert offsets == {names[1]: ["2", "32", "34"], names[2]: ["2", "4", "6"]}
+    assert compiled(p).complaints() == []
 
 
 def test_copies_expect_their_bytes(plan, array):

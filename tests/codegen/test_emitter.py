@@ -277,7 +277,7 @@ def test_a_warpgroup_arrives_warp_by_warp(plan, array):
 
 
 def test_a_branch_that_only_arrives_is_a_predicate(plan, array, compiled):
-    """Of `when(...)(arrive)` no branch is left, whose end would keep ptxas from moving arithmetic across; with more in it, it stays."""
+    """Of `when(...)(arrive)` no branch is left, across whose end ptxas would move little; with more in it, it stays."""
 
     def body(n, x, o, b, c):
         m = n[0]

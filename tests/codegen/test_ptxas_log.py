@@ -186,8 +186,9 @@ def test_spills() -> None:
 
 
 def test_warnings_of_the_language_are_kept() -> None:
-    log = compile_log(FILL + "int unused = count;\n")
-    assert any("unused" in warning for warning in log.warnings)
+    log = compile_log(FILL + "int unused = count;\nint zero = count / 0;\n")
+    assert any("division by zero" in warning for warning in log.warnings)
+    assert not any("unused" in warning for warning in log.warnings), "kernels compute more than they use"
 
 
 def test_unknown_messages_are_kept_word_for_word() -> None:
