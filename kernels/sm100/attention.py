@@ -286,13 +286,24 @@ def _kernel(
 
     def body(table: Any, q: Any, k: Any, v: Any, result: Any, *rest: Any) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
-        q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars, *answers = rest
+        q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars, *handed_out = rest
+        answers, places = handed_out or (None, None)
         seen = Mask(causal, q, k, keys)
-        each_tile = functools.partial(walk, c, seen, table, answers)
+        each_tile = functools.partial(walk, c, seen, table, places)
         wg = lax.axis_index("wg")
 
         def probabilities(at: Any, some: Any) -> Any:
             return over_scores.at[at, :, some]
+
+        def issue() -> None:
+            operands = q_tile, k_tile, v_tile
+            products = functools.partial(multiply, c, each_tile, operands, scores, probabilities, out, bars)
+            if not c.pair:
+                return products()
+            first = lax.axis_index("pair") == 0  # which issues for both
+            plgpu.when(first)(products)
+            if c.dynamic:  # every place has as many readers in the second block
+                plgpu.when(jnp.logical_not(first))(lambda: each_tile(lambda *_: None))
 
         @plgpu.when(wg == 0)
         def _() -> None:
@@ -302,13 +313,9 @@ def _kernel(
             def _(warp: Any) -> None:
                 plgpu.when(warp == LOAD_K)(lambda: load_q_and_k(each_tile, q, k, q_tile, k_tile, bars))
                 plgpu.when(warp == LOAD_V)(lambda: load_v(each_tile, q, k, v, v_tile, bars))
-                issues: Any = warp == MMA
-                if c.pair:  # the first block issues for both
-                    issues = issues & (lax.axis_index("pair") == 0)
-                operands = q_tile, k_tile, v_tile
+                plgpu.when(warp == MMA)(issue)
                 if c.dynamic:
-                    plgpu.when(warp == ASK)(lambda: ask_ahead(answers))
-                plgpu.when(issues)(lambda: multiply(c, each_tile, operands, scores, probabilities, out, bars))
+                    plgpu.when(warp == ASK)(lambda: ask_ahead(answers, places))
 
         @plgpu.when((wg >= SOFTMAX) & (wg < SOFTMAX + tiles))
         def _() -> None:
@@ -330,9 +337,17 @@ def _kernel(
     # Probabilities take the first half of the columns of the scores that they are computed from.
     scores_type = plgpu.TMEM((BUFFERS, ROWS, keys), jnp.float32, collective=c.pair)
     probabilities_type = plgpu.TMEM((BUFFERS, ROWS, 2 * keys), dtype, packed=True, collective=c.pair)
-    readers = tiles + 1 + 3  # warpgroups, and warps of warpgroup 0, that read an answer besides the one that asks
-    answers = [plgpu.TryClusterCancelResult(ANSWERS), barriers(ANSWERS)] if c.dynamic else []
-    answers += [plgpu.Barrier(num_arrivals=readers, num_barriers=ANSWERS)] if c.dynamic else []
+    handed_out: list[Any] = []
+    if c.dynamic:
+        free: Any = barriers(ANSWERS)
+        if c.pair:
+            free = plgpu.ClusterBarrier(collective_axes="pair", num_barriers=ANSWERS)
+        readers = tiles + 1 + 3  # warpgroups, and warps of warpgroup 0
+        read = plgpu.Barrier(num_arrivals=readers, num_barriers=ANSWERS)
+        handed_out = [
+            (plgpu.TryClusterCancelResult(ANSWERS), barriers(ANSWERS), free),
+            (plgpu.SMEM((ANSWERS,), jnp.int32), barriers(ANSWERS), read),
+        ]
     return plgpu.kernel(
         body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
@@ -352,7 +367,7 @@ def _kernel(
                 "o_ready": tensor(tiles, True),
                 "pv_done": tensor(tiles),
             },
-            *answers,
+            *handed_out,
         ],
         grid=(walkers,),
         grid_names=("block",),

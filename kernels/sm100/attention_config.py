@@ -32,8 +32,8 @@ class AttentionConfig(Config):
     others at most 512 (504 with one query tile).  rescale_threshold: powers of two by which a row's maximum may grow before
     the output is rescaled; 0 rescales always.
     persistent: one thread block per multiprocessor walks a list of tiles; else one block per pair of query tiles.
-    dynamic: those blocks take over the tiles of blocks that have not been launched (cluster launch control), instead of a list;
-    not with pair.
+    dynamic: those blocks, or pairs, take over the tiles of others that have not been launched (cluster launch control), instead
+    of a list.
     correction_columns: columns of the output that the correction holds at a time.
     emulated_columns: keys of a block whose exponentials are polynomials on the FMA units instead of the special function units,
     a multiple of 32 below tile_k; where a mask falls none are.
@@ -77,10 +77,6 @@ class AttentionConfig(Config):
             )
         if self.correction_columns not in (16, 32, 64):
             raise ValueError(f"correction_columns={self.correction_columns}: 16, 32 or 64")
-        if self.dynamic and self.pair:
-            raise ValueError(
-                "dynamic=True with pair=True: this kernel takes over places with blocks by themselves only"
-            )
         self._check_registers()
 
     def _check_registers(self) -> None:
@@ -126,7 +122,8 @@ class AttentionConfig(Config):
         kv = self.kv_slots * self.tile_k * (head_dim + value_dim) // self.blocks
         out = self.output_tiles(value_dim) * ROWS * chunk(value_dim)
         barriers = 6 * self.query_tiles + BUFFERS * (1 + self.p_parts) + 4 * self.kv_slots
-        answers = (32 + 8 * 4) if self.dynamic else 0  # 2 of 16 bytes, and their barriers
+        # Two answers, each at a multiple of 128 bytes behind the row values, two places, and their barriers.
+        answers = 128 + 8 + 2 * 4 * 8 if self.dynamic else 0
         return 2 * (q + kv + out) + 4 * self.query_tiles * ROWS + 8 * barriers + 8 + answers
 
     def check(self, head_dim: int, value_dim: int | None = None) -> None:

@@ -14,11 +14,11 @@ from mosaic_gpu.kernels.sm100.attention_config import AttentionConfig
 ANSWERS = 2  # of cluster launch control: the next place is asked for while this one is worked on
 
 
-def walk(c: AttentionConfig, seen: Mask, table: Any, answers: Any, work: Any) -> None:
+def walk(c: AttentionConfig, seen: Mask, table: Any, places: Any, work: Any) -> None:
     """work(turn, where, tile, key blocks before this tile, its key blocks) for every tile of this block; where(): batch and head.
 
     table: int32 [turn, block, (batch, head, tile)]; with c.dynamic one turn, its columns the places of the grid.
-    answers: with c.dynamic (answers, barriers of those that have come, barriers of those that all have read).
+    places: with c.dynamic (places that were handed out, barriers of those that are there, barriers of those that all have read).
     """
     block, zero = lax.axis_index("block"), jnp.int32(0)
 
@@ -34,37 +34,42 @@ def walk(c: AttentionConfig, seen: Mask, table: Any, answers: Any, work: Any) ->
         return turn + 1, table[turn + 1, block, 2], before
 
     def handed_out(carry: Any) -> Any:
-        turn, _, place, before = carry
+        turn, place, before = carry
         before = do(turn, 0, place, table[0, place, 2], before)
-        found, place = read_answer(turn, answers)
-        plgpu.barrier_arrive(answers[2].at[plgpu.rem(turn, ANSWERS)])
-        return turn + 1, found, place, before
+        place_of, there, read = places
+        slot = plgpu.rem(turn, ANSWERS)
+        plgpu.barrier_wait(there.at[slot])
+        place = place_of[slot]
+        plgpu.barrier_arrive(read.at[slot])
+        return turn + 1, place, before
 
     if c.dynamic:
-        lax.while_loop(lambda carry: carry[1], handed_out, (zero, jnp.bool_(True), block, zero))
+        lax.while_loop(lambda carry: carry[1] >= 0, handed_out, (zero, block, zero))
     else:
         lax.while_loop(lambda carry: carry[1] >= 0, listed, (zero, table[0, block, 2], zero))
 
 
-def read_answer(turn: Any, answers: Any) -> Any:
-    """(whether there is another place, which) after a turn."""
-    results, come, _ = answers
-    slot = plgpu.rem(turn, ANSWERS)
-    plgpu.barrier_wait(come.at[slot])
-    (place,), found = plgpu.query_cluster_cancel(results.at[slot], "block")
-    return found, place
+def ask_ahead(answers: Any, places: Any) -> None:
+    """The warp that asks for the next place while all others work on this one, and tells them of it: a number, or -1.
 
-
-def ask_ahead(answers: Any) -> None:
-    """The warp that asks for the next place while all others work on this one."""
-    results, come, read = answers
+    Of a pair there is one in each block: the answer goes to both, and only these two warps must have read it before the next one
+    is asked for.  Were it read by all, each of their arrivals would wait for what they have under way in the whole cluster.
+    answers: (of launch control, barriers of those that have come, barriers of those that both blocks have read).
+    """
+    results, come, free = answers
+    place_of, there, read = places
 
     def step(carry: Any) -> Any:
         turn, _ = carry
         slot = plgpu.rem(turn, ANSWERS)
-        plgpu.when(turn >= ANSWERS)(lambda: plgpu.barrier_wait(read.at[slot]))
+        plgpu.when(turn >= ANSWERS)(lambda: plgpu.barrier_wait(free.at[slot]))
         plgpu.try_cluster_cancel(results.at[slot], come.at[slot])
-        found, _ = read_answer(turn, answers)
+        plgpu.barrier_wait(come.at[slot])
+        (place,), found = plgpu.query_cluster_cancel(results.at[slot], "block")
+        plgpu.barrier_arrive(free.at[slot])
+        plgpu.when(turn >= ANSWERS)(lambda: plgpu.barrier_wait(read.at[slot]))
+        place_of[slot] = jnp.where(found, place, -1)
+        plgpu.barrier_arrive(there.at[slot])
         return turn + 1, found
 
     lax.while_loop(lambda carry: carry[1], step, (jnp.int32(0), jnp.bool_(True)))

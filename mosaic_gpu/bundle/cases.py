@@ -127,7 +127,8 @@ def sweep(
             if blackwell:
                 pair = {"pair": True, "kv_slots": 2, "p_parts": 2}
                 cases.append(Case("attention", "b4s4096d128", causal=causal, config=pair, benchmark=True))
-                cases.append(Case("attention", "b4s4096d128", causal=causal, config={"dynamic": True}, benchmark=True))
+                for c in ({"dynamic": True}, {"dynamic": True, **pair}):
+                    cases.append(Case("attention", "b4s4096d128", causal=causal, config=c, benchmark=True))
     wide = {"tile_n": 256, "num_slots": 4, "pair": True}
     if "matmul" in kernels:
         cases.append(Case("matmul", "m8192n8192k8192", benchmark=True))
@@ -152,6 +153,7 @@ def _attention(blackwell: bool) -> list[Case]:
             {"persistent": False, "emulated_columns": 0},
             {"rescale_threshold": 0.0},
             {"dynamic": True},
+            {"dynamic": True, "pair": True, "p_parts": 2},
         ]
         cases += [
             Case("attention", "b2s1500h4kv2d128", causal=causal, config=c) for c in changes for causal in (False, True)

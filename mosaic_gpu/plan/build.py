@@ -64,6 +64,7 @@ class PlanContext:
         self.meets_peers = (
             False  # whether the role that is planned shares ordinary accesses with the cluster's other blocks
         )
+        self.met: frozenset[int] = frozenset()  # refs of such accesses, where single warps differ in them
         self.reaches_peers = False  # whether any role loads from or stores to their shared memory
         self.filled_by_peers: frozenset[int] = frozenset()  # barriers that count what they store
         self.maps: list[TensorMapPlan] = []
@@ -146,10 +147,11 @@ class PlanContext:
         """The roles of the four warps under `warp_map`."""
         region = e.regions[0]
         out = []
-        self.scope = Scope.WARP
+        whole, self.scope = self.meets_peers, Scope.WARP
         try:
             for s in roles.split(region.equations, None, 4, region.inputs[0]):
                 name = "warp" + ",".join(map(str, s.indices))
+                self.meets_peers = whole and (not self.met or accesses(s.equations, self.met))
                 out.append(
                     Role(
                         name,
@@ -161,7 +163,7 @@ class PlanContext:
                     )
                 )
         finally:
-            self.scope = Scope.WARPGROUP
+            self.meets_peers, self.scope = whole, Scope.WARPGROUP
         return tuple(out)
 
 
@@ -220,6 +222,9 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     ctx.filled_by_peers = filled_by_peers(e for _, e in resolved)
     for name, (s, equations), (_, _, budget) in zip(names, resolved, budgets, strict=True):
         ctx.meets_peers = ctx.reaches_peers or accesses(equations, met)
+        # What the warpgroup itself has accessed, each of its warps has.
+        by_warp = not ctx.reaches_peers and not accesses(equations, met, in_warps=False)
+        ctx.met = met if by_warp else frozenset()
         body = ctx.block((), equations)
         single = runs_on_one_thread(equations)
         layouts: dict[int, RegisterLayout] = infer(equations)

@@ -90,6 +90,12 @@ def check_peer(program: Program, e: Equation, view: View) -> None:
             raise OutOfBounds(f"{what}: block {index} along {name}, which has {size}", e.line)
 
 
-def accesses(equations: Sequence[Equation], refs: frozenset[int]) -> bool:
-    """Whether a role's own threads load from or store to one of `refs`."""
-    return any(view.ref.id in refs for e in walk(tuple(equations)) if e.op not in ASYNCHRONOUS for view in refs_of(e))
+def accesses(equations: Sequence[Equation], refs: frozenset[int], in_warps: bool = True) -> bool:
+    """Whether a role's own threads load from or store to one of `refs`; in_warps: also those that one warp of it only runs."""
+    for e in equations:
+        if e.op not in ASYNCHRONOUS and any(view.ref.id in refs for view in refs_of(e)):
+            return True
+        inside = e.regions if in_warps or e.op != "warp_map" else ()
+        if any(accesses(r.equations, refs, in_warps) for r in inside):
+            return True
+    return False

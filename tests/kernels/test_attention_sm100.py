@@ -104,6 +104,9 @@ def test_against_the_reference(b, s, t, h, h_kv, d, dtype, causal, config):
         (1, 900, 300, 2, 1, 64, 64, BF, True, small(dynamic=True)),
         (1, 500, 300, 1, 1, 128, 256, F16, False, AttentionConfig(dynamic=True, query_tiles=1, tile_k=64)),
         (1, 1, 1, 1, 1, 32, 32, BF, True, small(pair=True, query_tiles=1, persistent=False)),
+        (1, 1900, 300, 2, 1, 64, 64, BF, True, small(pair=True, dynamic=True)),
+        (1, 500, 300, 1, 1, 192, 128, F16, False, AttentionConfig(pair=True, dynamic=True, query_tiles=1, p_parts=2)),
+        (1, 1, 1, 1, 1, 32, 32, BF, True, small(pair=True, dynamic=True)),
     ],
 )
 def test_head_dims_pairs_and_parts(b, s, t, h, h_kv, d, dv, dtype, causal, config):
@@ -183,8 +186,9 @@ def test_some_warps_rescale():
         (True, small(pair=True, p_parts=2)),
         (False, small(pair=True, query_tiles=1)),
         (True, small(dynamic=True)),
+        (True, small(dynamic=True, pair=True, query_tiles=1)),
     ],
-    ids=["full", "causal", "one tile", "pair", "pair of one tile", "launch control"],
+    ids=["full", "causal", "one tile", "pair", "pair of one tile", "launch control", "launch control of pairs"],
 )
 def test_every_schedule_gives_the_same(schedule, causal, config):
     """The same bits whatever the order of events, and nothing found: several tiles a block, rings shorter than the work."""
@@ -203,7 +207,7 @@ def test_a_hundred_schedules(seed):
         options = dict(
             kv_slots=1 + seed % 3, query_tiles=1 + seed // 2 % 2, pair=bool(seed // 4 % 2), p_parts=1 + seed // 8 % 2
         )
-        options["dynamic"] = bool(seed // 16 % 2) and not options["pair"]
+        options["dynamic"] = bool(seed // 16 % 2)
         check(q, k, v, causal=bool(seed % 2), config=small(**options))
 
 
@@ -224,7 +228,6 @@ def test_what_it_has_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(dynamic=True, pair=True), "takes over places with blocks by themselves only"),
         (dict(query_tiles=3), r"query_tiles=3: one of \(1, 2\)"),
         (dict(p_parts=3), "p_parts=3: parts of tile_k=128 keys are multiples of 32"),
         (dict(tile_k=96, p_parts=2), "p_parts=2: parts of tile_k=96"),
@@ -309,6 +312,7 @@ def _powers_of_two(columns: int) -> int:
         (128, 128, False, AttentionConfig(pair=True, p_parts=2, kv_slots=4, emulated_columns=32)),
         (256, 256, True, AttentionConfig(pair=True, query_tiles=1, p_parts=2)),
         (128, 128, True, AttentionConfig(dynamic=True)),
+        (128, 128, True, AttentionConfig(dynamic=True, pair=True, p_parts=2)),
     ],
     ids=str,
 )
@@ -331,6 +335,10 @@ def test_machine_code(plan_of, compiled, arch, causal, d, dv, config):
     assert report.mnemonics["UTMALDG"] == loads and report.mnemonics["UTMASTG"] == config.query_tiles * dv // chunk(dv)
     assert report.mnemonics.get("UGETNEXTWORKID", 0) == config.dynamic
     assert plan.tmem_pair is config.pair and ("tcgen05_mma_f16_ts<2>" in emit(plan)) == config.pair
+    # Of a pair only the warps that ask pay for the cluster's scope, once a tile; no arrival in the loops does.
+    kernel = emit(plan).rpartition('#line 1 "/mosaic_gpu/kernel.cu"')[2]
+    scopes = (kernel.count("mbarrier_arrive_cluster_release("), kernel.count("mbarrier_wait_cluster("))
+    assert scopes == ((2, 1) if config.dynamic and config.pair else (0, 0))
 
 
 def test_products_are_issued_from_uniform_registers(plan_of):
@@ -368,6 +376,7 @@ def test_the_config_knows_its_memory(plan_of):
         (80, 48, default_config(80, 48)),
         (256, 256, pair),
         (128, 128, AttentionConfig(dynamic=True)),
+        (64, 64, small(dynamic=True, pair=True, query_tiles=1)),
     ):
         plan = plan_of(d, c, dv=dv)
         assert plan.shared_bytes == c.shared_bytes(d, dv)

@@ -73,6 +73,42 @@ def test_global_memory_that_one_block_writes_and_the_other_reads() -> None:
     assert "mbarrier_arrive_cluster_release(smem" in source and "mbarrier_wait_cluster(smem" in source
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_warps_that_read_nothing_pay_nothing(outside: bool) -> None:
+    """Of the warps of a warpgroup only the one that reads what peers refill; all of them where the warpgroup read it before."""
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+    def body(x: Any, out: Any, tile: Any, full: Any, empty: Any, other: Any) -> None:
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _() -> None:
+            if outside:
+                out[...] = plgpu.load(tile, layout=plgpu.Layout.WGMMA)
+
+            @plgpu.warp_map
+            def _(warp: Any) -> None:
+                @plgpu.when(warp == 0)
+                def _() -> None:
+                    plgpu.copy_gmem_to_smem(x.at[plgpu.ds(0, 64)], tile, full.at[0], collective_axes="pair")
+                    plgpu.barrier_wait(full.at[0])
+                    out[0, 0] = tile[0, 0]
+                    plgpu.barrier_arrive(empty.at[0])
+
+                @plgpu.when(warp == 1)
+                def _() -> None:
+                    plgpu.barrier_arrive(other.at[0])
+                    plgpu.barrier_wait(other.at[0])
+
+    scratch = [
+        plgpu.SMEM((64, 64), jnp.float32),
+        plgpu.Barrier(num_barriers=1),
+        *(plgpu.ClusterBarrier(collective_axes="pair", num_barriers=1) for _ in range(2)),
+    ]
+    source = text(body, x, scratch=scratch, outs=jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    kinds = ("arrive_cluster_release", "arrive_cluster", "wait_cluster")
+    counts = [source.count(f"mbarrier_{kind}(smem") for kind in kinds]
+    assert counts == ([4, 0, 1] if outside else [2, 2, 0])
+
+
 def test_the_matmul_pays_nothing() -> None:
     """Its tiles are read by wgmma alone: a membar in its loop would cost it the cluster's gain."""
     x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
