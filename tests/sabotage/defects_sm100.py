@@ -144,5 +144,19 @@ _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), (*OVERRUN
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
   "copy_smem_to_gmem*")
 
+# ---- sm100_handed_out: launch control in a pair of blocks ------------------------------------------------------------------
+_ = of("sm100_handed_out")
+ASKS, SAYS, TELLS = "try_cluster_cancel", "query_cluster_cancel", "swap place_of"
+TOLD = "get place_of"
+_("the other block has not read the answer", "G7", barrier("free", collective_axes=()), (*RACE, *MISUSE), ASKS, SAYS, *ANY)
+_("the answer is overwritten unread", "G7", delete("when(barrier_wait free)"), (*RACE, *MISUSE), ASKS, SAYS, *ANY)
+_("asked for twice at once", "G7", double(ASKS), ("IllegalInstruction",), ASKS)
+_("an arrival too many is counted", "C8", barrier("come", num_arrivals=2), DEADLOCK, *ANY)
+_("the answer is not waited for", "C15", delete("barrier_wait come"), UNREAD, ASKS, SAYS)
+_("said to be read before it is", "G7", move("barrier_arrive free", before=SAYS), RACE, ASKS, SAYS)
+_("the place is not waited for", "B2", delete("barrier_wait there"), (*UNREAD, *MISUSE), TELLS, TOLD, *ANY)
+_("the place is overwritten unread", "B2", delete("when(barrier_wait read)"), (*RACE, *MISUSE), TELLS, TOLD, *ANY)
+_("told before it is written", "B2", move("barrier_arrive there", before=TELLS), (*UNREAD, *MISUSE), TELLS, TOLD, *ANY)
+
 # The attention kernel is under way: here a defect is one of every place where something is done.
 # fmt: on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -214,3 +215,65 @@ def sm100_sparse(k_steps: int = 5) -> Any:
     names = {f"rest[{i}]": name for i, name in enumerate(places)}
     want = dense.reshape(128, k) @ f32(b).astype(np.float64) + c
     return kernel, "sm_100a", (a, b, meta, c), (want.astype(np.float32),), names
+
+
+@maker
+def sm100_handed_out(places: int = 7) -> Any:
+    """Launch control in a pair: a warp of each block reads the answers and tells its block, as in the attention kernel."""
+
+    def body(x: Any, o: Any, answers: Any, come: Any, free: Any, place_of: Any, there: Any, read: Any) -> None:
+        def ask(state: Any) -> Any:
+            turn, _ = state
+            slot = lax.rem(turn, 2)
+            plgpu.when(turn >= 2)(lambda: plgpu.barrier_wait(free.at[slot]))
+            plgpu.try_cluster_cancel(answers.at[slot], come.at[slot])
+            plgpu.barrier_wait(come.at[slot])
+            (place,), found = plgpu.query_cluster_cancel(answers.at[slot], "place")
+            plgpu.barrier_arrive(free.at[slot])
+            plgpu.when(turn >= 2)(lambda: plgpu.barrier_wait(read.at[slot]))
+            place_of[slot] = jnp.where(found, place, -1)
+            plgpu.barrier_arrive(there.at[slot])
+            return turn + 1, found
+
+        def work(state: Any) -> Any:
+            turn, place = state
+            at = place, lax.axis_index("pair")
+            o[at] = plgpu.load(x.at[at], layout=plgpu.Layout.WG_STRIDED) * 2
+            slot = lax.rem(turn, 2)
+            plgpu.barrier_wait(there.at[slot])
+            place = place_of[slot]
+            plgpu.barrier_arrive(read.at[slot])
+            return turn + 1, place
+
+        zero, wg = jnp.int32(0), lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _() -> None:
+            lax.while_loop(lambda s: s[1] >= 0, work, (zero, lax.axis_index("place")))
+
+        @plgpu.when(wg == 1)
+        def _() -> None:
+            @plgpu.warp_map
+            def _(warp: Any) -> None:
+                asks = functools.partial(lax.while_loop, lambda s: s[1], ask, (zero, jnp.bool_(True)))
+                plgpu.when(warp == 0)(lambda: asks() and None)
+
+    x = random(1, places, 2, 128, dtype=np.float32)
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        scratch_types=[
+            plgpu.TryClusterCancelResult(2),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.ClusterBarrier(collective_axes="pair", num_barriers=2),
+            plgpu.SMEM((2,), jnp.int32),
+            *(plgpu.Barrier(num_barriers=2) for _ in range(2)),
+        ],
+        grid=(places,),
+        grid_names=("place",),
+        cluster=(2,),
+        cluster_names=("pair",),
+        name="sm100_handed_out",
+        **block_of(2, "sm_100a"),
+    )
+    return kernel, "sm_100a", (x,), (2 * x,), {}
