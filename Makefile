@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-gpu | recording | clean — each does all it needs on a fresh machine.
+# make demo | test | test-all | test-space | test-gpu | recording | clean — each does all it needs on a fresh machine.
 PYTHON ?= python3
 VENV ?= .venv
 # Interpreters of the version matrix: the one on the path if it runs, else the newest that pyenv has.
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 INSTALL_SOURCES := pyproject.toml CMakeLists.txt $(wildcard build_backend/*.py \
 	mosaic_gpu/runtime/native/*.cc mosaic_gpu/runtime/native/*.h)
 
-.PHONY: demo test test-all test-gpu recording install lint clean
+.PHONY: demo test test-all test-space test-gpu recording install lint clean
 .DEFAULT_GOAL := test
 
 # The import hook of an editable install knows the packages of the time: reinstall when one comes or goes.
@@ -51,7 +51,11 @@ test-all:
 .PHONY: matrix
 matrix: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'nvidia-cuda-nvrtc-cu12>=12.9'
-	$(BIN)/pytest --numprocesses auto -m 'not gpu'
+	$(BIN)/pytest --numprocesses auto -m 'not gpu and not space'
+
+# Every config of the Blackwell kernels' search spaces compiled for both chips: hours, and the same with every JAX.
+test-space: $(STAMP)
+	$(BIN)/pytest --numprocesses auto -m space
 
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu

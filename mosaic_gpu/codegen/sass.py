@@ -279,6 +279,7 @@ def parse(text: str) -> tuple[Function, ...]:
     return tuple(functions)
 
 
+@functools.lru_cache(maxsize=2)
 def read_cubin(cubin: bytes) -> tuple[Function, ...]:
-    """Disassembles and parses a cubin."""
+    """Disassembles and parses a cubin, once for all who look at it one after the other."""
     return parse(disassemble(cubin))

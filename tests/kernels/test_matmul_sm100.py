@@ -21,6 +21,7 @@ from mosaic_gpu.kernels import reference
 from mosaic_gpu.kernels.sm100 import matmul as module
 from mosaic_gpu.kernels.sm100.matmul import MatmulConfig, matmul, scaled_matmul
 from tests import support
+from tests.kernels import closed_forms
 
 BF, F16, E4, E5 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 SMALL = MatmulConfig(tile_n=64, num_slots=2)
@@ -151,16 +152,12 @@ CONFIGS = {
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_machine_code(plan_of, compiled, arch, name):
-    """No spill; one product for each 32 bytes of K in the loop, for one block or for two; 32 columns a transfer; two copies of
-    operands, one of the result for each 64 columns; commits multicast to the pair."""
+def test_machine_code(plan_of, arch, name):
+    """No spill; products, transfers and copies as the config says, in all and loop by loop; commits multicast to the pair."""
     c, dtype = CONFIGS[name]
     plan = plan_of(4096, 4096, 4096, c, dtype, arch)
-    report = compiled(plan)
-    assert report.complaints() == [] and report.stack == 0
     product = "UTCHMMA" if jnp.dtype(dtype).itemsize == 2 else "UTCQMMA"
-    wanted = {product: c.tile_k // 32, "LDTM": c.tile_n // 32, "UTMALDG": 2, "UTMASTG": c.tile_n // 64, "UTCBAR": 2}
-    assert {k: report.mnemonics[k] for k in wanted} == wanted
+    closed_forms.check_code(plan, *closed_forms.matmul(c, product))
     source = emit(plan).rpartition('#line 1 "/mosaic_gpu/kernel.cu"')[2]
     assert ("tcgen05_commit_multicast<2>" in source) == ("tma_load_pair_2d" in source) == c.pair
     assert plan.tmem_pair is c.pair and plan.shared_bytes == c.shared_bytes
@@ -232,20 +229,16 @@ def test_scaled_every_schedule_gives_the_same(schedule, config):
 @pytest.mark.parametrize(
     "config", [MatmulConfig(num_slots=4), MatmulConfig(tile_n=256, num_slots=4, pair=True)], ids=["block", "pair"]
 )
-def test_scaled_machine_code(kernel_plan, compiled, arch, kind, config):
-    """No spill; a product for each 32 bytes of K and a copy for each four factors of 128 rows in the loop; four TMA copies."""
+def test_scaled_machine_code(kernel_plan, arch, kind, config):
+    """No spill; besides products, transfers and loads a copy for each four factors of 128 rows in the loop over K."""
     a_type, _, scale_type, block = SCALED[kind]
     k, per_row = 4096, config.tile_k * (2 if a_type is F4 else 1) // block
     arrays = [
         jax.ShapeDtypeStruct((4096, n), t) for n, t in ((k, a_type), (k, a_type), *[(k // block, scale_type)] * 2)
     ]
     plan = kernel_plan(functools.partial(scaled_matmul, config=config), *arrays, arch=arch)
-    report = compiled(plan)
-    assert report.complaints() == [] and report.stack == 0
     product = "UTCOMMA" if a_type is F4 else "UTCQMMA"
-    copies = per_row // 4 * (1 + config.tile_n // 128)
-    wanted = {product: config.tile_k // 32, "UTCCP": copies, "LDTM": config.tile_n // 32, "UTMALDG": 4, "UTCBAR": 2}
-    assert {k: report.mnemonics[k] for k in wanted} == wanted
+    closed_forms.check_code(plan, *closed_forms.matmul(config, product, per_row))
     assert plan.tmem_pair is config.pair and max(b.column + b.columns for b in plan.tmem.values()) <= 512
 
 
