@@ -1,4 +1,5 @@
-"""Products of a 2:4 sparse A and copies into tensor memory as CuTe DSL compiles them. The fixture loads it after cute_kernels.py.
+"""A 2:4 sparse A, copies into tensor memory, loads and stores of it, as CuTe DSL compiles them. The fixture loads it after
+cute_kernels.py.
 
 No `from __future__ import annotations`: CuTe DSL reads the annotations.
 """
@@ -14,7 +15,16 @@ from cutlass.cute.nvgpu.tcgen05.helpers import make_sparse_smem_layout_atom
 from cutlass.cute.nvgpu.warp.mma import SparseMetadataFormat
 from cutlass.memory import SmemAllocator
 from cutlass.utils import blackwell_helpers
-from mosaic_gpu_oracle_cute_kernels import DTYPES, TMEM_COLUMN, Compiled, _allocate, _compile
+from mosaic_gpu_oracle_cute_kernels import (
+    DTYPES,
+    SAMPLES,
+    TMEM_COLUMN,
+    Compiled,
+    _allocate,
+    _compile,
+    _note,
+    _tiled_mma,
+)
 
 METADATA_COLUMN = 256
 
@@ -100,3 +110,53 @@ def matrix_copy(dtype: str, columns: int, swizzle: int, pair: bool) -> Compiled:
     dtypes = {**DTYPES, "float32": cutlass.Float32}
     group = tcgen05.CtaGroup.TWO if pair else tcgen05.CtaGroup.ONE
     return _compile("sm_100a", _copy, dtypes[dtype], columns, swizzle, group)
+
+
+# ---- loads and stores of tensor memory ------------------------------------------------------------------------------
+@cute.kernel
+def _transfer_kernel(
+    operation: cutlass.Constexpr, mn: cutlass.Constexpr, store: cutlass.Constexpr, memory: cute.Pointer
+):
+    mma = _tiled_mma("sm_100a", cutlass.Float16, cutlass.Float16, False, False, *mn)
+    acc = mma.make_fragment_C(mma.partition_shape_C(mn))
+    _note("accumulator", acc.layout)
+    pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
+    cells = cute.make_tensor(pointer, acc.layout)[(None, None), 0, 0]
+    copy = tcgen05.make_tmem_copy(cute.make_copy_atom(operation, cutlass.Float32), cells)
+    mine, elements = copy.get_slice(cute.arch.thread_idx()[0]), cute.make_identity_tensor(mn)
+    shape = mine.partition_S(elements).shape if cutlass.const_expr(store) else mine.partition_D(elements).shape
+    registers = cute.make_rmem_tensor(shape, cutlass.Float32)
+    _note("registers", registers.layout)
+    of_registers = copy.layout_src_tv_tiled if cutlass.const_expr(store) else copy.layout_dst_tv_tiled
+    _note("thread and value", of_registers, SAMPLES[::4])
+    for i, name in enumerate(("rows", "columns")):
+        _note(name, copy.tiler_mn[i])
+    one = cute.make_tensor(memory, cute.make_layout(1))
+    if cutlass.const_expr(store):
+        registers.fill(one[0])
+        cute.copy(copy, registers, mine.partition_D(cells))
+    else:
+        cute.copy(copy, mine.partition_S(cells), registers)
+        one[0] = registers.load().reduce(cute.ReductionOp.ADD, cutlass.Float32(0), 0)  # so that the loads are kept
+
+
+@cute.jit
+def _transfer(
+    stream,
+    operation: cutlass.Constexpr,
+    mn: cutlass.Constexpr,
+    store: cutlass.Constexpr,
+    memory: cute.Pointer,
+):
+    _transfer_kernel(operation, mn, store, memory).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
+
+
+def tmem_transfer(shape: str, repeats: int, m: int, n: int, store: bool) -> Compiled:
+    """A kernel that loads or stores an accumulator (m, n) of 32-bit cells at column TMEM_COLUMN by tcgen05.ld or .st.`shape`.
+
+    Layouts: "thread and value" -> position in a tile; "rows", "columns": the tile's indices; "registers": (value, tile of rows,
+    tile of columns); "accumulator": its cells.
+    """
+    operation = getattr(tcgen05, f"{'St' if store else 'Ld'}{shape[:-1]}bOp")(tcgen05.Repetition(repeats))
+    memory = cute.runtime.make_ptr(cutlass.Float32, 16, cute.AddressSpace.gmem)
+    return _compile("sm_100a", _transfer, operation, (m, n), store, memory)

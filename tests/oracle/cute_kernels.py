@@ -263,42 +263,6 @@ def wgmma_fragments(dtype: str, m: int, n: int, k: int) -> dict[str, Layout]:
     return _compile("sm_90a", _wgmma_fragments, DTYPES[dtype], m, n, k).layouts
 
 
-@cute.kernel
-def _tmem_load_kernel(n: cutlass.Constexpr, width: cutlass.Constexpr, out: cute.Pointer):
-    mma = _tiled_mma("sm_100a", cutlass.Float16, cutlass.Float16, False, False, 128, n)
-    acc = mma.make_fragment_C(mma.partition_shape_C((128, n)))
-    pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
-    d = cute.make_tensor(pointer, acc.layout)[(None, None), 0, 0]
-    copy = tcgen05.make_tmem_copy(
-        cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), cutlass.Float32), d
-    )
-    mine = copy.get_slice(cute.arch.thread_idx()[0])
-    parts = mine.partition_D(cute.make_identity_tensor((128, n)))
-    registers = cute.make_rmem_tensor(parts.shape, cutlass.Float32)
-    _note("registers", registers.layout)
-    _note("thread and value", copy.layout_dst_tv_tiled, SAMPLES[::4])
-    for i, name in enumerate(("rows", "columns")):
-        _note(name, copy.tiler_mn[i])
-    cute.copy(copy, mine.partition_S(d), registers)
-    total = registers.load().reduce(cute.ReductionOp.ADD, cutlass.Float32(0), 0)
-    cute.make_tensor(out, cute.make_layout(1))[0] = total  # so that the loads are kept
-
-
-@cute.jit
-def _tmem_load(stream, n: cutlass.Constexpr, width: cutlass.Constexpr, out: cute.Pointer):
-    _tmem_load_kernel(n, width, out).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
-
-
-def tmem_load(n: int, width: int) -> Compiled:
-    """A kernel that loads an accumulator (128, n) at column TMEM_COLUMN by tcgen05.ld.32x32b.x`width`.
-
-    Layouts: "thread and value" -> position in a tile; "rows", "columns": the tile's indices; "registers": (value, 0, tile).
-    """
-    out = cute.runtime.make_ptr(cutlass.Float32, 16, cute.AddressSpace.gmem)
-    return _compile("sm_100a", _tmem_load, n, width, out)
-
-
-# ---- instruction descriptors ----------------------------------------------------------------------------------------
 def instruction_descriptor(
     a_type: str,
     b_type: str,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mosaic_gpu.layouts.registers import tcgen05_native, wgmma
+from mosaic_gpu.codegen.encodings import TRANSFERS
+from mosaic_gpu.layouts.registers import Layout, wgmma
+from mosaic_gpu.layouts.tmem import TmemPart, transfers
+from mosaic_gpu.program import Affine
 
 THREADS = np.arange(128)
 
@@ -63,30 +66,51 @@ def test_8_bit_a_is_another_fragment(cute):
     assert theirs.shape == ours.shape and not np.array_equal(theirs, ours)
 
 
-@pytest.mark.parametrize("n, width", [(8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (64, 32), (256, 128), (128, 8)])
-def test_tmem_load(cute, ptx, n, width):
-    """The copy's layout; and the TMEM addresses that it compiles to: lanes of the warp, one column for each register."""
-    compiled = cute.tmem_load(n, width)
-    layouts = compiled.layouts
-    thread_value = layouts["thread and value"]
-    assert all(thread_value(*c) == value for c, value in thread_value.samples)
-    registers, rows, columns = layouts["registers"], layouts["rows"], layouts["columns"]
-    tiles = _size(registers.shape[2])
-    theirs = np.full((128, n, 2), -1)
-    for v in range(_size(registers.shape[0])):
-        place = thread_value(THREADS, v)
-        for tile in range(tiles):
-            row, column = rows(place % 128), columns(place // 128) + tile * width
-            theirs[:, registers(v, 0, tile)] = np.stack([row, column], axis=1)
-    ours = _of_threads(tcgen05_native((128, n)))
-    np.testing.assert_array_equal(ours, theirs)
+# Rows, our layout, elements of a cell, the instruction.
+TRANSFERRED = [
+    (128, Layout.TCGEN05_TMEM_NATIVE, 1, "32x32b"),
+    (128, Layout.TCGEN05, 1, "16x256b"),
+    (64, Layout.WGMMA, 1, "16x256b"),
+    (128, Layout.TCGEN05_TMEM_NATIVE, 2, "32x32b"),
+    (128, Layout.TCGEN05, 2, "16x128b"),
+    (64, Layout.WGMMA, 2, "16x128b"),
+]
 
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("cells", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("rows, layout, packing, shape", TRANSFERRED)
+def test_transfers_of_tensor_memory(cute, cute_blackwell, ptx, rows, layout, packing, shape, cells, store):
+    """Every load and store that our plan makes of a part of tensor memory: the same instruction at the same address in each warp,
+    and each register of each thread holds the same cell."""
+    ours = transfers(TmemPart(0, Affine(0), cells, rows, packing), layout.of((rows, cells * packing)), "it", None)
+    (repeats,) = {t.count for t in ours}
+    per_thread, covered, _ = TRANSFERS[shape]
+    assert {t.shape for t in ours} == {shape}
+    compiled = cute_blackwell.tmem_transfer(shape, repeats, rows, cells, store)
+    of = compiled.layouts
+    thread_value, registers = of["thread and value"], of["registers"]
+    assert all(thread_value(*c) == value for c, value in thread_value.samples)
+    values, tall, wide = (_size(n) for n in registers.shape)
+    assert (values, values * tall * wide) == (repeats * per_thread, ours[-1].register + values)
+    height = 64 if _size(of["rows"].shape) == 64 else 128
+    # Rows of the accumulator that a thread's registers have in each tile: 16 further for the upper lanes of each warp.
+    coordinates = layout.of((rows, cells * packing)).coordinates().reshape(128, -1, packing, 2)
+    for t in ours:
+        i, j = t.lane // 16, t.column // (covered * repeats)
+        for v in range(values):
+            place = thread_value(THREADS, v)
+            row = of["rows"](place % height) + 16 * i
+            column = of["columns"](place // height) + j * covered * repeats
+            mine = coordinates[:, t.register + v]
+            np.testing.assert_array_equal(mine[:, :, 0], np.stack([row] * packing, 1))
+            np.testing.assert_array_equal(mine[:, :, 1], np.stack([column * packing + k for k in range(packing)], 1))
+            assert registers(v, i, j) - registers(0, i, j) == v
+
+    name = f"tcgen05.{'st' if store else 'ld'}.sync.aligned.{shape}.x{repeats}.b32"
     for thread in (0, 31, 32, 70, 127):
-        loads = ptx.Evaluator(1024, thread).run(compiled.ptx, r"tcgen05\.ld")
-        assert [u.name for u in loads] == [f"tcgen05.ld.sync.aligned.32x32b.x{width}.b32"] * tiles
-        found = []
-        for load in loads:
-            lane, first = load.operands[1] >> 16, load.operands[1] & 0xFFFF
-            assert len(load.operands[0]) == width
-            found += [(lane + thread % 32, first - cute.TMEM_COLUMN + r) for r in range(width)]
-        np.testing.assert_array_equal(ours[thread], found)
+        uses = ptx.Evaluator(1024, thread).run(compiled.ptx, r"tcgen05\.(ld|st)")
+        assert {u.name for u in uses} == {name}
+        assert sorted(u.operands[0 if store else 1] for u in uses) == sorted(
+            (32 * (thread // 32) + t.lane) << 16 | (cute.TMEM_COLUMN + t.column) for t in ours
+        )
