@@ -447,3 +447,27 @@ def test_emission_is_deterministic(plan, array):
 
     p = plan(body, array(64, 8), out=jax.ShapeDtypeStruct((64, 8), F))
     assert emit(p) == emit(p)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_tensor_memory_is_freed_where_the_kernel_ends(plan, compiled, pair):
+    """One allocation, by one warp, which gives the permit back at once; one release, behind which every path ends."""
+
+    def body(o, t):
+        @plgpu.when(plgpu.program_id(0) > 0)
+        def _():
+            o[...] = plgpu.async_load_tmem(t)
+            plgpu.wait_load_tmem()
+
+    cluster = dict(cluster=(2,), cluster_names=("pair",)) if pair else {}
+    scratch = [plgpu.TMEM((128, 32), jnp.float32, collective=pair)]
+    out = jax.ShapeDtypeStruct((128, 32), jnp.float32)
+    planned = plan(body, out=out, arch="sm_100a", scratch_types=scratch, grid=(2,), grid_names=("g",), **cluster)
+    text, group = emit(planned).rpartition('#line 1 "/mosaic_gpu/kernel.cu"')[2], 2 if pair else 1
+    lines = [line.strip() for line in text.splitlines()]
+    calls = [i for i, line in enumerate(lines) if "tmem_" in line and "alloc" in line or "tmem_relinquish" in line]
+    assert [lines[i].partition("tmem_")[2].partition("<")[0] for i in calls] == ["alloc", "relinquish", "dealloc"]
+    assert calls[1] == calls[0] + 1 and lines[calls[0] - 1] == "if (threadIdx.x < 32) {"
+    assert lines[calls[2]].startswith(f"if (threadIdx.x < 32) tmem_dealloc<32, {group}>(")
+    assert not any(line.startswith(("return", "goto", "if (lane == 0) return")) for line in lines)
+    assert compiled(planned).complaints() == []

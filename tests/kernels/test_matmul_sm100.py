@@ -224,6 +224,15 @@ def test_scaled_every_schedule_gives_the_same(schedule, config):
         np.testing.assert_array_equal(check_scaled(arrays, 16, config), first)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 101))
+def test_scaled_under_a_hundred_schedules(seed):
+    kind = sorted(SCALED)[seed % len(SCALED)]
+    with plgpu.simulator_params(plgpu.SimulatorParams(seed=seed)):
+        config = WIDE_PAIR if seed // 4 % 2 else MatmulConfig(num_slots=2)
+        check_scaled(scaled_operands(kind, 700, 300 + 4, 640, seed), SCALED[kind][3], config)
+
+
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
 @pytest.mark.parametrize("kind", SCALED)
 @pytest.mark.parametrize(
