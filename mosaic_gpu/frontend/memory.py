@@ -101,7 +101,8 @@ class Space:
         TMEM only: shape (rows, columns) or (n, rows, columns), rows 128 or 64 (the lanes); packed: elements of 16 or 8 bits
         share a 32-bit cell, as an operand A and what is stored to be one are (False: an element a cell, as in accumulators);
         collective: the accumulator of a pair of blocks, whose rows this block has; layout: None, or `TMEMLayout.SCALES_LAYOUT`
-        for the scale factors of a block-scaled operand, `TMEMLayout.SPARSE_METADATA_LAYOUT` for the metadata of a sparse one.
+        for the scale factors of a block-scaled operand, `TMEMLayout.SPARSE_METADATA_LAYOUT` for the metadata of a sparse one,
+        `TMEMLayout.M64_COLLECTIVE_LAYOUT` for the accumulator of a pair of blocks of 64 rows each.
         Raises ValueError for a combination the space does not have.
         """
         where = self.kind.upper()

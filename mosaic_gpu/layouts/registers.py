@@ -157,6 +157,21 @@ def tcgen05(shape: Shape) -> RegisterLayout:
     return RegisterLayout("TCGEN05", shape, reg, (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(4, 0, 32),))
 
 
+def m64_collective_native(shape: Shape) -> RegisterLayout:
+    """`tcgen05_native` of 64 rows whose right half of the columns lies in the upper 64 lanes (PTX ISA 9.7.16.10.5, layout B)."""
+    n = shape[1]
+    warp = (Digit(2, 0, 32), Digit(2, 1, n // 2))
+    return RegisterLayout("TCGEN05_M64_COLLECTIVE_NATIVE", shape, (Digit(n // 2, 1, 1),), (Digit(32, 0, 1),), warp)
+
+
+def m64_collective(shape: Shape) -> RegisterLayout:
+    """`tcgen05` of the same."""
+    n = shape[1]
+    reg = (Digit(2, 1, 1), Digit(2, 0, 8), Digit(n // 16, 1, 8), Digit(2, 0, 16))
+    warp = (Digit(2, 0, 32), Digit(2, 1, n // 2))
+    return RegisterLayout("TCGEN05_M64_COLLECTIVE", shape, reg, (Digit(4, 1, 2), Digit(8, 0, 1)), warp)
+
+
 def strided(shape: Shape, vector: int = 1) -> RegisterLayout:
     """Row-major round robin in vectors; the element count must divide by 128 * vector."""
     rank = len(shape)
@@ -190,6 +205,8 @@ class Layout(enum.Enum):
     WGMMA = "WGMMA"
     TCGEN05 = "TCGEN05"
     TCGEN05_TMEM_NATIVE = "TCGEN05_TMEM_NATIVE"
+    TCGEN05_M64_COLLECTIVE = "TCGEN05_M64_COLLECTIVE"
+    TCGEN05_M64_COLLECTIVE_NATIVE = "TCGEN05_M64_COLLECTIVE_NATIVE"
     WG_STRIDED = "WG_STRIDED"
 
     def reduce(self, axes: int | Sequence[int]) -> ReducedLayout:
@@ -213,14 +230,23 @@ class Layout(enum.Enum):
             Layout.WGMMA: (64, 8),
             Layout.TCGEN05: (128, 8),
             Layout.TCGEN05_TMEM_NATIVE: (128, 1),
+            Layout.TCGEN05_M64_COLLECTIVE: (64, 16),
+            Layout.TCGEN05_M64_COLLECTIVE_NATIVE: (64, 2),
         }[self]
         if len(shape) != 2 or shape[0] % rows or shape[1] % columns:
             raise ValueError(
                 f"{self.value} holds (m, n) arrays with m a multiple of {rows} and n of {columns}; this one is {shape}"
             )
-        if self is Layout.TCGEN05 and shape[0] != 128:
-            raise ValueError(f"TCGEN05 holds (128, n) arrays; this one is {shape}")
-        of = {Layout.WGMMA: wgmma, Layout.TCGEN05: tcgen05, Layout.TCGEN05_TMEM_NATIVE: tcgen05_native}[self]
+        once = (Layout.TCGEN05, Layout.TCGEN05_M64_COLLECTIVE, Layout.TCGEN05_M64_COLLECTIVE_NATIVE)
+        if self in once and shape[0] != rows:
+            raise ValueError(f"{self.value} holds ({rows}, n) arrays; this one is {shape}")
+        of = {
+            Layout.WGMMA: wgmma,
+            Layout.TCGEN05: tcgen05,
+            Layout.TCGEN05_TMEM_NATIVE: tcgen05_native,
+            Layout.TCGEN05_M64_COLLECTIVE: m64_collective,
+            Layout.TCGEN05_M64_COLLECTIVE_NATIVE: m64_collective_native,
+        }[self]
         return of(shape)
 
 
@@ -233,9 +259,9 @@ class ReducedLayout:
 
     def of(self, shape: Shape) -> RegisterLayout:
         """For a reduction result of `shape`.  The reduced extent does not matter: it is all replicas."""
-        full = list(shape)
+        full, rows = list(shape), 64 if "M64" in self.base.value else 128
         for a in sorted(self.axes):
-            full.insert(a, 128 if a == 0 else 64)
+            full.insert(a, rows if a == 0 else 64)
         return self.base.of(tuple(full)).reduce(self.axes)
 
 

@@ -38,10 +38,15 @@ class TMEMLayout(enum.Enum):
     SPARSE_METADATA_LAYOUT: which elements of a 2:4 sparse A are kept (9.7.16.10.8), (128, bytes of a row) of uint8, bytes a
     multiple of 16: 2 bits for each kept element of 8 or 16 bits, 4 for each float32, in the order in which
     `format_tcgen05_sparse_metadata` puts them.
+
+    M64_COLLECTIVE_LAYOUT: the accumulator of a pair of blocks of 64 rows each, M = 128 together (9.7.16.10.5, layout B),
+    (64, columns) and collective: row m is lane m, for the right half of the columns lane 64 + m, so it takes half as many
+    columns of cells.
     """
 
     SCALES_LAYOUT = "SCALES_LAYOUT"
     SPARSE_METADATA_LAYOUT = "SPARSE_METADATA_LAYOUT"
+    M64_COLLECTIVE_LAYOUT = "M64_COLLECTIVE_LAYOUT"
 
     def __str__(self) -> str:
         return f"plgpu.TMEMLayout.{self.name}"
@@ -50,13 +55,14 @@ class TMEMLayout(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class TmemLayout:
     """How a buffer lies: rows; columns: cells of one (rows, columns) slice; packing: elements of a cell; slices: how many;
-    alignment: of its first column."""
+    alignment: of its first column; folded: the right half of the columns lies in the upper 64 lanes."""
 
     rows: int
     columns: int
     packing: int
     slices: int
     alignment: int = 1
+    folded: bool = False
 
     @property
     def total(self) -> int:
@@ -72,6 +78,8 @@ def tmem_layout(ref: Value, line: Line | None) -> TmemLayout:
         return _scales_layout(ref, line)
     if ref.space.layout is TMEMLayout.SPARSE_METADATA_LAYOUT:
         return _metadata_layout(ref, line)
+    if ref.space.layout is TMEMLayout.M64_COLLECTIVE_LAYOUT:
+        return _folded_layout(ref, line)
     packing = 4 // size if ref.space.packed and size < 4 else 1
     if len(shape) not in (2, 3) or shape[-2] not in ROWS or size > 4 or 0 in shape:
         raise UnsupportedCall(
@@ -107,6 +115,20 @@ def _scales_layout(ref: Value, line: Line | None) -> TmemLayout:
     return TmemLayout(shape[-2], shape[-2] // 32 * (shape[-1] // 4), 4, math.prod(shape[:-2]))
 
 
+def _folded_layout(ref: Value, line: Line | None) -> TmemLayout:
+    shape, space = ref.shape, ref.space
+    assert space is not None
+    fits = len(shape) in (2, 3) and shape[-2] == LANES // 2 and shape[-1] % 16 == 0 and 0 not in shape
+    accumulates = ref.dtype in ("float32", "int32", "float16") and not space.packed
+    if not fits or not accumulates or not space.collective:
+        raise UnsupportedCall(
+            f"TMEM {ref.dtype}{list(shape)} in {TMEMLayout.M64_COLLECTIVE_LAYOUT}: (64, n) or (slots, 64, n), n a multiple of "
+            "16, of float32, int32 or float16, collective and not packed: an accumulator of a pair of blocks",
+            line,
+        )
+    return TmemLayout(shape[-2], shape[-1] // 2, 1, math.prod(shape[:-2]), folded=True)
+
+
 METADATA_TILE = 16  # bytes of a row that one copy brings: 4 columns
 METADATA_PAIR = 2  # columns: an instruction has either one of a pair, which its selector names, or both
 
@@ -134,7 +156,7 @@ class TmemPart:
     """Part of a buffer that an operation touches.
 
     buffer: value id; column: its first one, in cells from the buffer's first; columns: cells; rows, packing: of the layout;
-    halves: an element is the lower half of its cell.
+    halves: an element is the lower half of its cell; folded: the right half of the elements of a row is 64 lanes further.
     """
 
     buffer: int
@@ -143,14 +165,26 @@ class TmemPart:
     rows: int
     packing: int
     halves: bool = False
+    folded: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and elements of each."""
+        return self.rows, self.columns * self.packing * (2 if self.folded else 1)
 
 
 def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     """The part that a 2-D view selects: all rows, and a range of whole cells."""
     layout = tmem_layout(view.ref, line)
-    if isinstance(view.space.layout, TMEMLayout):
+    if view.space.layout in OPAQUE:
         raise UnsupportedCall(f"{what}: {view.ref} holds {OPAQUE[view.space.layout]}", line)
     *lead, rows, columns = view.dims
+    if layout.folded and columns.size != view.ref.shape[-1]:
+        raise UnsupportedCall(
+            f"{what}: a view of tensor memory in {TMEMLayout.M64_COLLECTIVE_LAYOUT} takes all columns, whose halves lie in "
+            f"different lanes (acc.at[slot]); this is {view}",
+            line,
+        )
     ranges = rows.size == layout.rows and columns.size is not None and columns.stride == 1
     if view.is_transposed or not ranges or any(d.size is not None for d in lead):
         raise UnsupportedCall(
@@ -168,7 +202,8 @@ def tmem_part(view: View, what: str, line: Line | None) -> TmemPart:
     for d in lead:
         packed = packed + d.start * layout.columns
     halves = layout.packing == 1 and itemsize(view.dtype) == 2
-    return TmemPart(view.ref.id, packed, size // layout.packing, layout.rows, layout.packing, halves)
+    columns_of_cells = layout.columns if layout.folded else size // layout.packing
+    return TmemPart(view.ref.id, packed, columns_of_cells, layout.rows, layout.packing, halves, layout.folded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,20 +300,21 @@ class Transfer:
 
 def transfers(part: TmemPart, layout: RegisterLayout, what: str, line: Line | None) -> tuple[Transfer, ...]:
     """The instructions that move a part between tensor memory and registers in `layout`; UnsupportedCall for others."""
-    shape = (part.rows, part.columns * part.packing)
-    for name in DELIVERED[part.rows]:
-        if layout.same_map(name.of(shape)):
+    delivered = DELIVERED["folded" if part.folded else part.rows]
+    for name in delivered:
+        if layout.same_map(name.of(part.shape)):
             break
     else:
-        names = " or ".join(str(n) for n in DELIVERED[part.rows])
+        names, in_pair = " or ".join(str(n) for n in delivered), " in a pair of blocks" if part.folded else ""
         raise UnsupportedCall(
-            f"{what}: tensor memory of {part.rows} rows moves to and from {names}; the array is in {layout}", line
+            f"{what}: tensor memory of {part.rows} rows{in_pair} moves to and from {names}; the array is in {layout}",
+            line,
         )
     pairs = part.halves or part.packing > 1  # a register has more than one element
-    kind = "32x32b" if name is Layout.TCGEN05_TMEM_NATIVE else ("16x128b" if pairs else "16x256b")
+    kind = "32x32b" if "NATIVE" in name.value else ("16x128b" if pairs else "16x256b")
     per_thread, columns, lanes = TRANSFERS[kind]
     columns *= 2 if part.halves else 1
-    halves = 1 if part.rows == 64 or lanes == 32 else 2
+    halves = 1 if (part.rows == 64 and not part.folded) or lanes == 32 else 2
     if part.columns % columns:  # the layouts of fragments hold multiples of 8 elements
         raise UnsupportedCall(
             f"{what}: {part.columns} columns of float16, one a cell: an even number of them moves at once", line
@@ -293,9 +329,13 @@ def transfers(part: TmemPart, layout: RegisterLayout, what: str, line: Line | No
     return tuple(out)
 
 
-DELIVERED: dict[int, tuple[Layout, ...]] = {128: (Layout.TCGEN05_TMEM_NATIVE, Layout.TCGEN05), 64: (Layout.WGMMA,)}
+DELIVERED: dict[int | str, tuple[Layout, ...]] = {
+    128: (Layout.TCGEN05_TMEM_NATIVE, Layout.TCGEN05),
+    64: (Layout.WGMMA,),
+    "folded": (Layout.TCGEN05_M64_COLLECTIVE_NATIVE, Layout.TCGEN05_M64_COLLECTIVE),
+}
 
 
-def default_layout(rows: int) -> Layout:
+def default_layout(rows: int, folded: bool = False) -> Layout:
     """What a load delivers when nothing is asked for."""
-    return DELIVERED[rows][0]
+    return DELIVERED["folded" if folded else rows][0]

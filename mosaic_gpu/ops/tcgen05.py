@@ -15,7 +15,17 @@ from ..codegen.encodings import Instruction, ScaledInstruction
 from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.operands import SharedOperand, shared_operand
 from ..layouts.shared import itemsize
-from ..layouts.tmem import SCALE_ROWS, MetadataPart, Part, ScalesPart, TmemPart, metadata_part, scales_part, tmem_part
+from ..layouts.tmem import (
+    SCALE_ROWS,
+    MetadataPart,
+    Part,
+    ScalesPart,
+    TMEMLayout,
+    TmemPart,
+    metadata_part,
+    scales_part,
+    tmem_part,
+)
 from ..program import Equation, Operand, View, named_shape
 from .barriers import BarrierUse, barrier_use, single
 from .registry import SM100, WARP, WARPGROUP, op
@@ -161,7 +171,8 @@ def tcgen05_mma(
     k / 4.  `async_copy_sparse_metadata_to_tmem` brings it there.  PTX ISA 9.7.16.10.8.
 
     collective_axis: the last axis of the cluster, of two blocks that multiply together: acc, TMEM(..., collective=True), and a
-    are each block's own 128 rows, b is each block's half of the columns, (k, n // 2).  Block 0 issues for both; `barrier`
+    are each block's own 128 rows, b is each block's half of the columns, (k, n // 2).  Or own 64 rows: acc is then in
+    TMEMLayout.M64_COLLECTIVE_LAYOUT, a in shared memory and not sparse, without factors.  Block 0 issues for both; `barrier`
     arrives in both.  Raises IllegalInstruction with the row of the table that is missing.
     """
     from ..frontend.primitives import bind
@@ -245,6 +256,12 @@ def _(ctx: Any, e: Equation) -> Tcgen05Plan:
     sparse = factors.pop() if len(factors) % 2 else None
     _check_fits(e, acc, a, b, sparse is not None)
     d = tmem_part(acc, "tcgen05_mma", e.line)
+    if pair and d.rows == 64 and not d.folded:
+        raise IllegalInstruction(
+            f"tcgen05_mma: {acc.ref} has 64 rows in each of a pair of blocks: allocate it with "
+            f"layout={TMEMLayout.M64_COLLECTIVE_LAYOUT}",
+            e.line,
+        )
     if d.packing > 1:
         raise IllegalInstruction(f"tcgen05_mma: {acc.ref} is packed; an accumulator has an element a cell", e.line)
     turned = () if factors and a.dtype == PAIRS_OF_FLOAT4 else (1, 2)  # sizes that may be contiguous along M or N

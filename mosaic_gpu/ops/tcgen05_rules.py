@@ -143,10 +143,10 @@ def check_sparse(s: Shape, scaled: bool, b_swizzle: int, line: Line | None) -> N
         raise IllegalInstruction(
             "tcgen05_mma with a_sparse_metadata and scale factors: this version has one or the other", line
         )
-    if s.a_in_tmem or s.m == 64:
+    if s.a_in_tmem or s.m == (128 if s.pair else 64):
         raise IllegalInstruction(
             "tcgen05_mma with a_sparse_metadata has A in shared memory and M = 128, in a pair of blocks 256; this one has "
-            + ("A in tensor memory" if s.a_in_tmem else "M = 64"),
+            + ("A in tensor memory" if s.a_in_tmem else f"M = {s.m}"),
             line,
         )
     if not s.b_mn and b_swizzle < 64:
@@ -181,16 +181,10 @@ def check_shape(s: Shape, line: Line | None) -> None:
     """Refuse an M or N that the table does not have."""
     assert s.m in ((128, 256) if s.pair else (64, 128)), "tensor memory has buffers of 64 and 128 rows"
     blocks = "a pair of blocks" if s.pair else "one block"
-    if s.pair and s.m == 128:
+    if s.a_in_tmem and s.m == (128 if s.pair else 64):
         raise IllegalInstruction(
-            "tcgen05_mma of M = 128 in a pair of blocks lays each block's 64 rows out twice; this version pairs blocks of "
-            "128 rows (M = 256)",
-            line,
-        )
-    if s.a_in_tmem and s.m == 64:
-        raise IllegalInstruction(
-            "tcgen05_mma of M = 64 with A in tensor memory: CUTLASS and Pallas have it with M = 128 only; pass A through "
-            "shared memory",
+            f"tcgen05_mma of M = {s.m} in {blocks} with A in tensor memory: this version has it with 128 rows a block only; pass "
+            "A through shared memory",
             line,
         )
     step, why = n_step(s)

@@ -47,7 +47,8 @@ def async_load_tmem(src: Any, *, layout: LayoutName | None = None, reduce: str |
     """Start loading a TMEM Ref into registers.
 
     src: (128, n) or (64, n).  layout: of 128 rows Layout.TCGEN05_TMEM_NATIVE (a row in each thread, the default) or
-    Layout.TCGEN05 (as wgmma's fragments; n a multiple of 8), of 64 rows Layout.WGMMA.  Returns an array of src's shape and dtype.
+    Layout.TCGEN05 (as wgmma's fragments; n a multiple of 8), of 64 rows Layout.WGMMA, in TMEMLayout.M64_COLLECTIVE_LAYOUT
+    Layout.TCGEN05_M64_COLLECTIVE_NATIVE or TCGEN05_M64_COLLECTIVE.  Returns an array of src's shape and dtype.
     `wait_load_tmem` before an MMA or a store may write the cells again.
 
     reduce: 'max', 'min', 'absmax' or 'absmin' (of magnitudes): on sm_103a the load also reduces each row; returns (array, of each
@@ -69,16 +70,17 @@ def _(src: Any, *, layout: Any, reduce: str | None = None) -> Any:
     return ((src.shape, src.dtype),) if reduce is None else ((src.shape, src.dtype), (src.shape[:1], src.dtype))
 
 
-def _rows(view: View, e: Equation) -> int:
-    """Of the buffer; also asked for before the plan has looked at the view."""
-    return tmem_layout(view.ref, e.line).rows
+def _delivered(view: View, e: Equation) -> Layout:
+    """What a load of the buffer delivers; also asked for before the plan has looked at the view."""
+    of = tmem_layout(view.ref, e.line)
+    return default_layout(of.rows, of.folded)
 
 
 @load_p.layouts
 def _(solver: Any, e: Equation) -> None:
     src = e.operands[0]
     assert isinstance(src, View)
-    layout = e.param("layout") or default_layout(_rows(src, e))
+    layout = e.param("layout") or _delivered(src, e)
     solver.pin(e, e.results[0], layout)
     if e.param("reduce") is not None:
         solver.pin(e, e.results[1], Layout.TCGEN05_TMEM_NATIVE.reduce(1))
@@ -101,7 +103,8 @@ def _(ctx: Any, e: Equation) -> TmemAccess:
             "was loaded",
             e.line,
         )
-    native = (e.param("layout") or default_layout(access.part.rows)) is Layout.TCGEN05_TMEM_NATIVE
+    wanted = e.param("layout") or default_layout(access.part.rows, access.part.folded)
+    native = wanted is Layout.TCGEN05_TMEM_NATIVE
     integers = access.dtype in ("int32", "uint32")
     if (
         not native
@@ -164,7 +167,7 @@ def _(solver: Any, e: Equation) -> None:
     dst, value = e.operands
     assert isinstance(dst, View)
     if isinstance(value, Value):
-        solver.prefer(e, value, default_layout(_rows(dst, e)))
+        solver.prefer(e, value, _delivered(dst, e))
 
 
 @store_p.plan((SM100,), (WARPGROUP,))

@@ -41,7 +41,8 @@ class TensorMemory:
         self.changes = 0  # how often it has been written
 
     def _place(self, part: TmemPart, column: int) -> Any:
-        return np.ix_(lanes_of(part.rows), self._columns(column, part.columns))
+        lanes = np.arange(LANES) if part.folded else lanes_of(part.rows)
+        return np.ix_(lanes, self._columns(column, part.columns))
 
     def _columns(self, column: int, count: int) -> Array:
         end = column + count
@@ -92,6 +93,8 @@ class TensorMemory:
         raw = np.ascontiguousarray(self.cells[place])
         if part.halves:
             raw = raw.astype(np.uint16)
+        if part.folded:
+            raw = np.concatenate([raw[: part.rows], raw[part.rows :]], axis=1)
         return raw.view(numpy_dtype(dtype))
 
     def store(self, part: TmemPart, column: int, x: Array, warps: Sequence[bool] = (True,) * 4) -> None:
@@ -100,7 +103,9 @@ class TensorMemory:
         raw = (
             x.view(np.uint16) | np.uint32(0xFFFF0000) if part.halves else x.view(np.uint32)
         )  # the rest is not specified
-        lanes = lanes_of(part.rows)
+        lanes = np.arange(LANES) if part.folded else lanes_of(part.rows)
+        if part.folded:
+            raw = np.concatenate(np.split(raw, 2, axis=1), axis=0)
         there = np.repeat(np.asarray(warps, bool), LANES // 4)[lanes]
         self._place(part, column)
         place = np.ix_(lanes[there], np.arange(column, column + part.columns))

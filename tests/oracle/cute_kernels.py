@@ -336,6 +336,7 @@ def _pair_kernel(
     a, b = _allocate(memory, a_type, a_layout), _allocate(memory, b_type, b_layout)
     a_fragment, b_fragment = mma.make_fragment_A(a), mma.make_fragment_B(b)
     acc = mma.make_fragment_C(mma.partition_shape_C(mn))
+    _note("accumulator", acc.layout)
     pointer = cute.make_ptr(cutlass.Float32, TMEM_COLUMN, cute.AddressSpace.tmem, assumed_align=16)
     acc = cute.make_tensor(pointer, acc.layout)
     mma.set(tcgen05.Field.ACCUMULATE, True)
@@ -370,9 +371,12 @@ def _pair(
     kernel.launch(grid=[2, 1, 1], block=[32, 1, 1], cluster=[2, 1, 1], stream=stream)
 
 
-def pair_product(a_type: str, b_type: str, a_mn: bool, b_mn: bool, n: int) -> Compiled:
-    """A kernel of one product of M = 256 over 128 bytes of K, from buffers as CuTe DSL itself lays them out for a pair."""
-    return _compile("sm_100a", _pair, DTYPES[a_type], DTYPES[b_type], (int(a_mn), int(b_mn)), (256, n))
+def pair_product(a_type: str, b_type: str, a_mn: bool, b_mn: bool, m: int, n: int) -> Compiled:
+    """A kernel of one product over 128 bytes of K, M of 256 or 128, from buffers as CuTe DSL itself lays them out for a pair.
+
+    Layouts: "accumulator": of a block's part, (row, column) -> cell.
+    """
+    return _compile("sm_100a", _pair, DTYPES[a_type], DTYPES[b_type], (int(a_mn), int(b_mn)), (m, n))
 
 
 # ---- block-scaled products ------------------------------------------------------------------------------------------

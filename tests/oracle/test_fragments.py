@@ -7,8 +7,10 @@ import pytest
 
 from mosaic_gpu.codegen.encodings import TRANSFERS
 from mosaic_gpu.layouts.registers import Layout, wgmma
-from mosaic_gpu.layouts.tmem import TmemPart, transfers
-from mosaic_gpu.program import Affine
+from mosaic_gpu.layouts.tmem import TMEMLayout, TmemPart, tmem_part, transfers
+from mosaic_gpu.memory import MemorySpace
+from mosaic_gpu.program import Affine, Value, View
+from mosaic_gpu.simulator.tensor_memory import TensorMemory
 
 THREADS = np.arange(128)
 
@@ -64,6 +66,22 @@ def test_8_bit_a_is_another_fragment(cute):
     theirs = _cute_fragment(layouts["a"], layouts["a registers"], 64, 32)
     ours = _of_threads(wgmma((64, 64)))
     assert theirs.shape == ours.shape and not np.array_equal(theirs, ours)
+
+
+@pytest.mark.parametrize("m, layout", [(256, None), (128, TMEMLayout.M64_COLLECTIVE_LAYOUT)])
+@pytest.mark.parametrize("n", [32, 64, 128, 256])
+def test_accumulators_of_a_pair(cute, m, n, layout):
+    """Which cell holds which element of a block's rows: CuTe's layout of the accumulator against where the simulator puts it."""
+    rows = m // 2
+    theirs = cute.pair_product("float16", "float16", False, False, m, n).layouts["accumulator"]
+    space = MemorySpace("tmem", collective=True, layout=layout)
+    part = tmem_part(View.whole(Value(1, (rows, n), "float32", space)), "it", None)
+    memory = TensorMemory(True)
+    row, column = np.meshgrid(np.arange(rows), np.arange(n), indexing="ij")
+    memory.store(part, 0, (row * n + column).astype(np.float32))
+    cell = theirs((row + rows * column), 0, 0)
+    np.testing.assert_array_equal(memory.cells[cell >> 16, cell & 0xFFFF].view(np.float32), row * n + column)
+    assert memory.written.sum() == rows * n
 
 
 # Rows, our layout, elements of a cell, the instruction.

@@ -120,18 +120,19 @@ def test_words_that_mean_nothing():
 
 
 @pytest.mark.parametrize("a_type, b_type", [*PAIRS, ("float32", "float32")])
+@pytest.mark.parametrize("m", [256, 128])
 @pytest.mark.parametrize("n", [32, 64, 128, 256])
-def test_pairs_of_blocks(cute, ptx, a_type, b_type, n):
-    """cta_group::2, M = 256, as compiled: the instruction's M and N are those of both blocks; operands and their distances are
+def test_pairs_of_blocks(cute, ptx, a_type, b_type, n, m):
+    """cta_group::2, as compiled: the instruction's M and N are those of both blocks; operands and their distances are
     those of one block, whose rows of B are half of N."""
     majors = ((False, False),) if a_type == "float32" else MAJORS if n == 256 else ((False, False), (False, True))
     for a_mn, b_mn in majors:
-        compiled = cute.pair_product(a_type, b_type, a_mn, b_mn, n)
+        compiled = cute.pair_product(a_type, b_type, a_mn, b_mn, m, n)
         uses = ptx.Evaluator(1024).run(compiled.ptx, "tcgen05.mma")
         assert len(uses) == 4
         for use in uses:
             assert use.name.startswith(f"tcgen05.mma.cta_group::2.kind::{kind_of(a_type)}")
-            ours = Instruction(kind_of(a_type), a_type, b_type, "float32", 256, n, a_mn, b_mn).encode()
+            ours = Instruction(kind_of(a_type), a_type, b_type, "float32", m, n, a_mn, b_mn).encode()
             assert (use.operands[0], use.operands[3]) == (cute.TMEM_COLUMN, ours)
             for word in use.operands[1:3]:
                 d = Descriptor.decode(word)

@@ -98,6 +98,38 @@ def both(columns: int, dtype: Any = F, rows: int = 128) -> Any:
 case("a pair for one block's accumulator", pair(), scratch=[tmem(128), mma(128, 64), mma(64, 64)], **CLUSTER)
 case("a pair that is no neighbour", pair("c"), scratch=[both(128), mma(128, 64), mma(64, 64)], **CLUSTER)
 case("a pair of 64 rows", pair(), scratch=[both(128, rows=64), mma(64, 64), mma(64, 64)], **CLUSTER)
+FOLDED = plgpu.TMEMLayout.M64_COLLECTIVE_LAYOUT
+HALF_ROWS = plgpu.TMEM((64, 128), F, collective=True, layout=FOLDED)
+case("64 rows of a pair for one block", nothing, scratch=[plgpu.TMEM((64, 128), F, layout=FOLDED)], **CLUSTER)
+case(
+    "a pair of 128 rows each as if of 64",
+    nothing,
+    scratch=[plgpu.TMEM((128, 128), F, collective=True, layout=FOLDED)],
+    **CLUSTER,
+)
+case(
+    "some columns of 64 rows of a pair",
+    lambda m: plgpu.async_load_tmem(m.at[:, ds(0, 64)]),
+    scratch=[HALF_ROWS],
+    **CLUSTER,
+)
+case(
+    "64 rows of a pair in another layout",
+    lambda o, m: o.__setitem__(..., plgpu.async_load_tmem(m, layout=WGMMA)),
+    out=o(64, 128),
+    scratch=[HALF_ROWS],
+    **CLUSTER,
+)
+case(
+    "64 rows of a pair and 24 columns",
+    pair(),
+    scratch=[
+        plgpu.TMEM((64, 48), F, collective=True, layout=FOLDED),
+        mma(64, 128, dtype=jnp.float8_e4m3fn),
+        mma(128, 24, dtype=jnp.float8_e4m3fn),
+    ],
+    **CLUSTER,
+)
 case(
     "an A of one block for a pair",
     pair(),
