@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +36,21 @@ def attention(
     implementation: str | Sequence[str] | None = None,
     deterministic: bool = False,
     backward_config: AttentionBackwardConfig | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """softmax(scale q k^T) v.
+    """softmax(scale q k^T + bias) v.
 
     q: (..., s, h, d); k: (..., t, h_kv, d); v: (..., t, h_kv, dv); returns (..., s, h, dv).  All of one dtype, float16 or
     bfloat16; d and dv multiples of 8 up to 256; h a multiple of h_kv (grouped heads); any s and t; any number of equal
     leading batch dimensions.
     causal: query i sees keys 0 to i; "bottom_right": the last query sees all keys, each before it one less (query i the keys
     0 to i + t - s), as FlashAttention has it.  scale: positive, default d ** -0.5.
-    return_lse: also return the natural log-sum-exp of the scaled scores, (..., h, s) float32.
+    bias: (..., h, s, t), added to the scaled scores; mask: bool, of that shape: False keys are not seen.  Any extent of either
+    but the last may be 1, which stands for all.  Our kernel rounds a bias to q's dtype and takes a mask as one of -inf; both are
+    written out for every query, and where t is no multiple of 8 copied.  In Blackwell's kernel and 'xla'; Hopper's has
+    neither yet: UnsupportedCall.
+    return_lse: also return the natural log-sum-exp of the scaled scores, with the bias, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.  Scaled scores must stay below 2^28 in magnitude: beyond, the
     exponential of a float32 rounding error over- or underflows.
     config: None takes the tuned one for this device and shape, else the default of the device's generation
@@ -63,6 +70,8 @@ def attention(
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
     _check(q, k, v, scale, causal, return_lse, deterministic, backward_config)
+    for name, x in (("bias", bias), ("mask", mask)):
+        _check_like_scores(name, x, q, k)
     *batch, s, h, d = q.shape
     t = k.shape[-3]
     scale = d**-0.5 if scale is None else float(scale)
@@ -74,6 +83,15 @@ def attention(
     def flat(x: jax.Array) -> jax.Array:
         return x.reshape(-1, *x.shape[-3:])
 
+    def of_scores(x: jax.Array | None) -> jax.Array | None:
+        """A bias or mask of four dimensions."""
+        if x is None:
+            return None
+        leads = x.shape[:-3]
+        if any(n != 1 for n in leads):
+            x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
+        return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
     def ours() -> tuple[jax.Array, ...]:
         if config is None:
             dispatch.require_kernel("attention", arch)
@@ -81,9 +99,17 @@ def attention(
         if 0 in q.shape or t == 0:
             return empty()
         arrays = flat(q), flat(k), flat(v)
-        c = choose_config(*arrays, causal) if config is None else config
+        biased = bias is not None or mask is not None
+        c = config
+        if c is None and biased and dispatch.generation(arch) == "sm100":
+            c = sm100.default_config(d, v.shape[-1], bias=True)  # what was tuned may have no room for one
+        c = choose_config(*arrays, causal) if c is None else c
         if isinstance(c, sm90.AttentionConfig):
             dispatch.match_generation(c, arch)
+            if biased:
+                raise UnsupportedCall(
+                    "attention: Hopper's kernel takes no bias and no mask yet; implementation='xla' does, and Blackwell's kernel"
+                )
             call = attention_gradient.Call(
                 c, backward_config, causal, scale, return_lse, deterministic, chosen=config is None
             )
@@ -93,13 +119,15 @@ def attention(
             if backward_config is not None:
                 raise UnsupportedCall(f"attention: backward_config with a config of {c.generation}: {NO_GRADIENTS}")
             call100 = functools.partial(sm100.attention, config=c, causal=causal, scale=scale, return_lse=return_lse)
-            return attention_gradient.without_gradients(call100, *arrays)
+            biases = [_as_bias(of_scores(bias), of_scores(mask), s, q.dtype)] if biased else []
+            return attention_gradient.without_gradients(call100, *arrays, *biases)
         raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(c).__name__}")
 
     def xlas() -> tuple[jax.Array, ...]:
-        return (
-            empty() if 0 in q.shape or t == 0 else xla.attention(flat(q), flat(k), flat(v), causal=causal, scale=scale)
-        )
+        if 0 in q.shape or t == 0:
+            return empty()
+        more = dict(bias=of_scores(bias), mask=of_scores(mask))
+        return xla.attention(flat(q), flat(k), flat(v), causal=causal, scale=scale, **more)
 
     calls = {"mosaic_gpu": ours, "xla": xlas}
     given = backward_config if config is None else config
@@ -155,6 +183,30 @@ def _check(
         raise UnsupportedCall(f"attention: {h} query heads over {h_kv} KV heads: {h} is not a multiple of {h_kv}")
     if scale is not None and not 0 < scale < math.inf:
         raise UnsupportedCall(f"attention: scale={scale}; it must be positive and finite")
+
+
+def _check_like_scores(name: str, x: jax.Array | None, q: jax.Array, k: jax.Array) -> None:
+    if x is None:
+        return
+    *batch, s, h, _ = q.shape
+    shape = (*batch, h, s, k.shape[-3])
+    wanted, kind = ("bool", jnp.bool_) if name == "mask" else ("floating", jnp.floating)
+    if not hasattr(x, "ndim"):
+        raise TypeError(f"attention: {name} is an array, not {x!r:.60}")
+    fits = x.ndim == len(shape) and x.shape[-1] == shape[-1]
+    if not fits or any(n not in (1, m) for n, m in zip(x.shape, shape, strict=True)):
+        raise UnsupportedCall(
+            f"attention: {name} has shape {x.shape}; it takes {shape}, of which any extent but the last may be 1"
+        )
+    if not (x.dtype == kind if name == "mask" else jnp.issubdtype(x.dtype, kind)):
+        raise UnsupportedCall(f"attention: {name} is {x.dtype}; it takes a {wanted} array")
+
+
+def _as_bias(bias: jax.Array | None, mask: jax.Array | None, queries: int, dtype: Any) -> jax.Array:
+    """Both as one bias, (b or 1, h or 1, queries, t), of a dtype."""
+    x = jnp.zeros((), dtype) if bias is None else bias.astype(dtype)
+    x = x if mask is None else jnp.where(mask, x, -jnp.inf)
+    return jnp.broadcast_to(x, (*x.shape[:2], queries, x.shape[3])).astype(dtype)
 
 
 def _check_supported(q: jax.Array, v: jax.Array) -> None:

@@ -21,11 +21,20 @@ def visible(s: int, t: int, causal: Causal) -> np.ndarray:
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, causal: Causal = False, scale: float | None = None, dtype: Any = np.float64
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: Causal = False,
+    scale: float | None = None,
+    dtype: Any = np.float64,
+    bias: Any = None,
+    mask: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """softmax(scale q k^T) v and its natural log-sum-exp, in `dtype`.
+    """softmax(scale q k^T + bias) v and its natural log-sum-exp, in `dtype`.
 
-    q: (b, s, h, d); k, v: (b, t, h_kv, d), h a multiple of h_kv.  causal: as `mosaic_gpu.kernels.attention.attention` takes it.
+    q: (b, s, h, d); k, v: (b, t, h_kv, d), h a multiple of h_kv.  causal, bias, mask: as `mosaic_gpu.kernels.attention.attention`
+    takes them.
     Returns (b, s, h, d) and (b, h, s).  A row that sees no key gives zeros and -inf.
     """
     q, k, v = (np.asarray(x).astype(dtype) for x in (q, k, v))
@@ -37,10 +46,12 @@ def attention(
     lse = np.full((b, h, s), -np.inf, dtype)
     if 0 in (b, s, h, t):
         return out, lse
-    seen = visible(s, t, causal)
+    seen = np.broadcast_to(visible(s, t, causal), (b, h, s, t))
+    seen = seen if mask is None else seen & np.asarray(mask)
+    more = np.broadcast_to(np.zeros((), dtype) if bias is None else np.asarray(bias).astype(dtype), (b, h, s, t))
     for i in range(b):
         for j in range(h):
-            scores = np.where(seen, q[i, :, j] @ k[i, :, j // group].T * scale, -np.inf)
+            scores = np.where(seen[i, j], q[i, :, j] @ k[i, :, j // group].T * scale + more[i, j], -np.inf)
             top = scores.max(1, keepdims=True)
             top = np.where(np.isfinite(top), top, 0)
             p = np.exp(scores - top)

@@ -11,16 +11,28 @@ import jax.numpy as jnp
 from mosaic_gpu.kernels.masks import Causal, last_key_of_query_0
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: Causal, scale: float) -> tuple[jax.Array, jax.Array]:
-    """softmax(scale q k^T) v, in q's dtype, and the natural log-sum-exp, (b, h, s) float32.
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: Causal,
+    scale: float,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """softmax(scale q k^T + bias) v, in q's dtype, and the natural log-sum-exp, (b, h, s) float32.
 
-    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv), h a multiple of h_kv.  Sums are float32.  A query that sees no key:
-    zeros, -inf.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv), h a multiple of h_kv; bias, mask: (b, h, s, t), any extent but
+    the last may be 1.  Sums are float32.  A query that sees no key: zeros, -inf.
     """
     b, s, h, d = q.shape
     t, h_kv = k.shape[1:3]
     grouped = q.reshape(b, s, h_kv, h // h_kv, d)
     scores = jnp.einsum("bsngd,btnd->bngst", grouped, k, preferred_element_type=jnp.float32) * scale
+    by_group = [None if x is None else jnp.broadcast_to(x, (b, h, s, t)).reshape(scores.shape) for x in (bias, mask)]
+    scores = scores if by_group[0] is None else scores + by_group[0].astype(jnp.float32)
+    scores = scores if by_group[1] is None else jnp.where(by_group[1], scores, -jnp.inf)
     diagonal = last_key_of_query_0(causal, s, t)
     if diagonal is not None:
         scores = jnp.where(jnp.arange(t)[None] <= jnp.arange(s)[:, None] + diagonal, scores, -jnp.inf)

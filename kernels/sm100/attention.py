@@ -31,36 +31,51 @@ from mosaic_gpu.kernels.masks import Causal, Mask, last_key_of_query_0
 from mosaic_gpu.kernels.sm90.schedule import tile_table
 from mosaic_gpu.kernels.sm100.attention_config import BUFFERS, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm100.attention_config import default_config as default_config
+from mosaic_gpu.kernels.sm100.attention_loads import Loads
 from mosaic_gpu.kernels.sm100.attention_products import buffer, multiply
-from mosaic_gpu.kernels.sm100.attention_tiles import ANSWERS, ask_ahead, walk
+from mosaic_gpu.kernels.sm100.attention_tiles import ANSWERS, ask_ahead, own_rows, walk
 from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
 from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
 LOG2_E = math.log2(math.e)
-LOAD_K, LOAD_V, MMA, ASK = 0, 1, 2, 3  # warps of warpgroup 0
+LOAD_K, LOAD_V, MMA, LAST = 0, 1, 2, 3  # warps of warpgroup 0; the last one loads a bias, or asks for tiles
 SOFTMAX = 1  # the first of these warpgroups; behind them stands the correction
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, config: AttentionConfig, causal: Causal, scale: float, return_lse: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    config: AttentionConfig,
+    causal: Causal,
+    scale: float,
+    return_lse: bool,
 ) -> tuple[jax.Array, ...]:
     """The kernel itself, for arrays that the dispatcher has checked.
 
-    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); returns (b, s, h, dv) and, if asked for, the LSE, (b, h, s)
-    float32.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); bias: (b or 1, h or 1, s, t), of their dtype, or None; returns
+    (b, s, h, dv) and, if asked for, the LSE, (b, h, s) float32.
     """
     b, s, h, d = q.shape
-    dv = v.shape[3]
-    config.check(d, dv)
+    dv, biases = v.shape[3], () if bias is None else (_whole_rows(bias),)
+    config.check(d, dv, bool(biases))
     tiles = b * h * plgpu.cdiv(s, config.rows)
     listed = config.persistent and not config.dynamic
     walkers = min(tiles, max(multiprocessors() // config.blocks, 1)) if listed else tiles
     diagonal = last_key_of_query_0(causal, s, k.shape[1])
     table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.tile_k, diagonal, walkers)
     arch = blackwell_arch()
-    kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse, arch)
-    return tuple(kernel(table, q, k, v))
+    kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse, arch, bool(biases))
+    return tuple(kernel(table, q, k, v, *biases))
+
+
+def _whole_rows(bias: jax.Array) -> jax.Array:
+    """TMA moves rows of multiples of 16 bytes."""
+    missing = -bias.shape[3] % 8
+    return jnp.pad(bias, ((0, 0),) * 3 + ((0, missing),)) if missing else bias
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,6 +92,7 @@ def _kernel(
     scale: float,
     return_lse: bool,
     arch: str,
+    has_bias: bool = False,
 ) -> Any:
     out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
     d, dv = columns_of(d), columns_of(dv)  # of tiles
@@ -85,70 +101,16 @@ def _kernel(
     layout = plgpu.Layout.TCGEN05_TMEM_NATIVE
     row_layout = layout.reduce(1)
 
-    def halves(axis: int) -> Any:
-        """How a pair shares a copy: each block takes its half along an axis."""
-        return dict(collective_axes="pair", leader_tracked=plgpu.CopyPartition.PARTITIONED(axis)) if c.pair else {}
-
-    def rows_of(tile: Any, i: Any) -> Any:
-        """The first row of query tile i: of a pair, of both blocks."""
-        return tile * c.rows + i * (ROWS * c.blocks)
-
-    def own_rows(tile: Any, i: Any) -> Any:
-        """The first row of this block's query tile i."""
-        return rows_of(tile, i) + lax.axis_index("pair") * ROWS if c.pair else rows_of(tile, i)
-
-    def refill(x: Any, batch: Any, head: Any, key_block: Any, count: Any, ring: Any, columns: int, axis: int) -> None:
-        """The count-th key block of K or V into its ring; axis: the one that a pair shares it along."""
-        x_tile, full, empty = ring
-        slot = plgpu.rem(count, slots)
-
-        @plgpu.when(count >= slots)
-        def _() -> None:
-            plgpu.barrier_wait(empty.at[slot])
-
-        some_keys = plgpu.ds(key_block * keys, keys)
-        source = head_rows(x, batch, some_keys, head, columns)
-        plgpu.copy_gmem_to_smem(source, x_tile.at[slot], full.at[slot], **halves(axis))
-
-    def kv_head_of(head: Any, q: Any, k: Any) -> Any:
-        """The head of K and V that a query head sees."""
-        return plgpu.div(head, plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2)))
-
-    def load_q_and_k(each_tile: Any, q: Any, k: Any, q_tile: Any, k_tile: Any, bars: Any) -> None:
-        def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
-            batch, head = where()
-            kv_head = kv_head_of(head, q, k)
-
-            def load_k(i: Any) -> None:
-                ring = k_tile, bars["k_full"], bars["k_empty"]
-                refill(k, batch, kv_head, needed - 1 - i, before + i, ring, d, 0)
-
-            for i in range(tiles):
-                plgpu.when(turn > 0)(lambda i=i: plgpu.barrier_wait(bars["q_empty"].at[i]))
-                rows = plgpu.ds(rows_of(tile, i), ROWS * c.blocks)
-                source = head_rows(q, batch, rows, head, d)
-                plgpu.copy_gmem_to_smem(source, q_tile.at[i], bars["q_full"].at[i], **halves(0))
-                if i == 0:
-                    load_k(0)  # what the first product needs comes first
-            lax.fori_loop(1, needed, lambda i, _: load_k(i), None)
-
-        each_tile(work)
-
-    def load_v(each_tile: Any, q: Any, k: Any, v: Any, v_tile: Any, bars: Any) -> None:
-        def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
-            batch, head = where()
-            kv_head = kv_head_of(head, q, k)
-
-            def step(i: Any, _: None) -> None:
-                ring = v_tile, bars["v_full"], bars["v_empty"]
-                refill(v, batch, kv_head, needed - 1 - i, before + i, ring, dv, 1)
-
-            lax.fori_loop(0, needed, step, None)
-
-        each_tile(work)
-
     def softmax(
-        i: Any, each_tile: Any, seen: Any, scores: Any, probabilities: Any, lse: Any, row_values: Any, bars: Any
+        i: Any,
+        each_tile: Any,
+        seen: Any,
+        scores: Any,
+        bias_tile: Any,
+        probabilities: Any,
+        lse: Any,
+        row_values: Any,
+        bars: Any,
     ) -> None:
         """Query tile i: a row of scores in each thread."""
         size = keys // parts
@@ -165,18 +127,29 @@ def _kernel(
             plgpu.barrier_arrive(bars["row_full"].at[i])
 
         def work(turn: Any, where: Any, tile: Any, before: Any, needed: Any) -> None:
-            first_row = own_rows(tile, i)
+            first_row = own_rows(c, tile, i)
+
+            def biased(x: Any) -> Any:
+                """Scores with the bias, 32 columns of which are held at a time; both are divided by the scale."""
+                plgpu.barrier_wait(bars["b_full"].at[i])
+                parts = []
+                for n in range(0, keys, 32):
+                    part = plgpu.load(bias_tile.at[i, :, plgpu.ds(n, 32)], layout=layout).astype(jnp.float32)
+                    parts.append(lax.slice_in_dim(x, n, n + 32, axis=1) + part * (1 / scale))
+                plgpu.barrier_arrive(bars["b_empty"].at[i])
+                return jnp.concatenate(parts, axis=1)
 
             def step(masked: bool, j: Any, carry: Any) -> Any:
                 top, total = carry
                 at = buffer(c, i, before + j)
                 plgpu.barrier_wait(bars["s_full"].at[at])
-                if c.load_reduces and not masked:
+                if c.load_reduces and not masked and not has_bias:
                     x, highest = plgpu.async_load_tmem(scores.at[at], reduce="max")
                     plgpu.wait_load_tmem()
                 else:
                     x = plgpu.async_load_tmem(scores.at[at])
                     plgpu.wait_load_tmem()
+                    x = biased(x) if has_bias else x
                     x = seen.apply(x, needed - 1 - j, first_row, layout) if masked else x
                     highest = jnp.max(x, axis=1)
                 if c.rescale_threshold:  # an old maximum that is not much too small will do: P just grows beyond 1
@@ -185,9 +158,12 @@ def _kernel(
                     new_top = jnp.maximum(top, highest)
                 shrink = jnp.exp2((top - new_top) * factor)
                 hand_over(shrink, before + turn + j)  # a sum for each tile before this one
-                shifted = x * factor - (new_top * factor)[:, None]
+                if has_bias:  # of -1e9, say, whose product with the factor rounds by more than an exponent takes
+                    shifted = (x - new_top[:, None]) * factor
+                else:
+                    shifted = x * factor - (new_top * factor)[:, None]
                 total = total * shrink
-                emulated = 0 if masked else c.emulated_columns
+                emulated = 0 if masked or has_bias else c.emulated_columns
                 for part in range(parts):
                     begin, end = part * size, (part + 1) * size
                     middle = min(max(emulated, begin), end)
@@ -268,7 +244,7 @@ def _kernel(
                 total = take(i)
                 plgpu.barrier_wait(bars["pv_done"].at[i])
                 inverse = jnp.where(total > 0, 1 / total, 0.0)
-                rows, kept = plgpu.ds(own_rows(tile, i), ROWS), c.output_tiles(dv)
+                rows, kept = plgpu.ds(own_rows(c, tile, i), ROWS), c.output_tiles(dv)
                 for n, start in enumerate(chunks):
                     uneven = n == 0 and len(chunks) % kept  # then the chunk before may have left from this place, too
                     plgpu.wait_smem_to_gmem(0 if uneven else kept - 1, wait_read_only=True)
@@ -284,12 +260,17 @@ def _kernel(
         each_tile(work)
         plgpu.wait_smem_to_gmem(0)
 
-    def body(table: Any, q: Any, k: Any, v: Any, result: Any, *rest: Any) -> None:
+    def with_bias(table: Any, q: Any, k: Any, v: Any, bias: Any, result: Any, *rest: Any) -> None:
+        body(table, q, k, v, result, *rest, bias=bias)
+
+    def body(table: Any, q: Any, k: Any, v: Any, result: Any, *rest: Any, bias: Any = None) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
-        q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars, *handed_out = rest
-        answers, places = handed_out or (None, None)
+        q_tile, k_tile, v_tile, o_tile, row_values, (scores, over_scores), out, bars, *more = rest
+        answers, places = more if c.dynamic else (None, None)
+        bias_tile = more[0] if has_bias else None
         seen = Mask(causal, q, k, keys)
         each_tile = functools.partial(walk, c, seen, table, places)
+        loads = Loads(c, d, dv, each_tile, bars)
         wg = lax.axis_index("wg")
 
         def probabilities(at: Any, some: Any) -> Any:
@@ -311,15 +292,17 @@ def _kernel(
 
             @plgpu.warp_map
             def _(warp: Any) -> None:
-                plgpu.when(warp == LOAD_K)(lambda: load_q_and_k(each_tile, q, k, q_tile, k_tile, bars))
-                plgpu.when(warp == LOAD_V)(lambda: load_v(each_tile, q, k, v, v_tile, bars))
+                plgpu.when(warp == LOAD_K)(lambda: loads.q_and_k(q, k, q_tile, k_tile))
+                plgpu.when(warp == LOAD_V)(lambda: loads.v(q, k, v, v_tile))
                 plgpu.when(warp == MMA)(issue)
+                if has_bias:
+                    plgpu.when(warp == LAST)(lambda: loads.bias(bias, bias_tile))
                 if c.dynamic:
-                    plgpu.when(warp == ASK)(lambda: ask_ahead(answers, places))
+                    plgpu.when(warp == LAST)(lambda: ask_ahead(answers, places))
 
         @plgpu.when((wg >= SOFTMAX) & (wg < SOFTMAX + tiles))
         def _() -> None:
-            softmax(wg - SOFTMAX, each_tile, seen, scores, probabilities, lse, row_values, bars)
+            softmax(wg - SOFTMAX, each_tile, seen, scores, bias_tile, probabilities, lse, row_values, bars)
 
         @plgpu.when(wg == SOFTMAX + tiles)
         def _() -> None:
@@ -337,19 +320,19 @@ def _kernel(
     # Probabilities take the first half of the columns of the scores that they are computed from.
     scores_type = plgpu.TMEM((BUFFERS, ROWS, keys), jnp.float32, collective=c.pair)
     probabilities_type = plgpu.TMEM((BUFFERS, ROWS, 2 * keys), dtype, packed=True, collective=c.pair)
-    handed_out: list[Any] = []
+    more: list[Any] = [tiles_of(tiles, ROWS, keys, dtype)] if has_bias else []
     if c.dynamic:
         free: Any = barriers(ANSWERS)
         if c.pair:
             free = plgpu.ClusterBarrier(collective_axes="pair", num_barriers=ANSWERS)
         readers = tiles + 1 + 3  # warpgroups, and warps of warpgroup 0
         read = plgpu.Barrier(num_arrivals=readers, num_barriers=ANSWERS)
-        handed_out = [
+        more = [
             (plgpu.TryClusterCancelResult(ANSWERS), barriers(ANSWERS), free),
             (plgpu.SMEM((ANSWERS,), jnp.int32), barriers(ANSWERS), read),
         ]
     return plgpu.kernel(
-        body,
+        with_bias if has_bias else body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[
             tiles_of(tiles, ROWS, d, dtype),
@@ -362,12 +345,13 @@ def _kernel(
             {
                 **{name: barriers(tiles) for name in ("q_full", "q_empty", "row_full", "row_empty")},
                 **{name: barriers(slots) for name in ("k_full", "k_empty", "v_full", "v_empty")},
+                **{name: barriers(tiles) for name in (("b_full", "b_empty") if has_bias else ())},
                 "s_full": tensor(BUFFERS),
                 "p_full": tensor(BUFFERS * parts, True),
                 "o_ready": tensor(tiles, True),
                 "pv_done": tensor(tiles),
             },
-            *handed_out,
+            *more,
         ],
         grid=(walkers,),
         grid_names=("block",),

@@ -36,8 +36,8 @@ class AttentionConfig(Config):
     of a list.
     correction_columns: columns of the output that the correction holds at a time.
     emulated_columns: keys of a block whose exponentials are polynomials on the FMA units instead of the special function units,
-    a multiple of 32 below tile_k; where a mask falls none are.
-    load_reduces: the load of the scores also finds each row's maximum, where no mask falls; sm_103a only.
+    a multiple of 32 below tile_k; where a mask falls, or with a bias, none are.
+    load_reduces: the load of the scores also finds each row's maximum, where no mask falls and no bias is added; sm_103a only.
     """
 
     generation: ClassVar[str] = "sm100"
@@ -115,8 +115,8 @@ class AttentionConfig(Config):
         """Chunks of the output in shared memory on their way out."""
         return min(2, value_dim // chunk(value_dim))
 
-    def shared_bytes(self, head_dim: int, value_dim: int | None = None) -> int:
-        """Bytes of shared memory (16-bit operands): Q, K, V, chunks of an output tile, a factor and a sum a row, barriers."""
+    def shared_bytes(self, head_dim: int, value_dim: int | None = None, bias: bool = False) -> int:
+        """Bytes of shared memory (16-bit operands): Q, K, V, chunks of an output tile, a value a row, barriers, a bias."""
         value_dim = value_dim or head_dim
         q = self.query_tiles * ROWS * head_dim
         kv = self.kv_slots * self.tile_k * (head_dim + value_dim) // self.blocks
@@ -124,13 +124,17 @@ class AttentionConfig(Config):
         barriers = 6 * self.query_tiles + BUFFERS * (1 + self.p_parts) + 4 * self.kv_slots
         # Two answers, each at a multiple of 128 bytes behind the row values, two places, and their barriers.
         answers = 128 + 8 + 2 * 4 * 8 if self.dynamic else 0
+        if bias:
+            out, barriers = out + self.query_tiles * ROWS * self.tile_k, barriers + 2 * self.query_tiles
         return 2 * (q + kv + out) + 4 * self.query_tiles * ROWS + 8 * barriers + 8 + answers
 
-    def check(self, head_dim: int, value_dim: int | None = None) -> None:
+    def check(self, head_dim: int, value_dim: int | None = None, bias: bool = False) -> None:
         """Raise UnsupportedCall for head dims there is no kernel for, ResourceExceeded if they do not fit.
 
-        head_dim: of Q and K; value_dim: of V and the output, None if it is the same.
+        head_dim: of Q and K; value_dim: of V and the output, None if it is the same; bias: whether there is one.
         """
+        if bias and self.dynamic:
+            raise UnsupportedCall("attention with a bias and dynamic=True: one warp would do both; take dynamic=False")
         value_dim = value_dim or head_dim
         check_head_dims(head_dim, value_dim)
         dims = f"{head_dim}" if value_dim == head_dim else f"{head_dim}/{value_dim}"
@@ -145,26 +149,29 @@ class AttentionConfig(Config):
                 f"{self.tmem_columns(head_dim, value_dim)} columns of tensor memory, which has {TMEM_COLUMNS}: take a smaller "
                 "tile_k, or query_tiles=1"
             )
-        if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
+        if self.shared_bytes(head_dim, value_dim, bias) > SHARED_LIMIT:
             kv = 2 * self.kv_slots * self.tile_k * (head_dim + value_dim) // self.blocks
             raise ResourceExceeded(
                 f"tile_k={self.tile_k} x {self.kv_slots} slots at head dim {dims} take "
-                f"{self.shared_bytes(head_dim, value_dim)} bytes of shared memory (Q "
+                f"{self.shared_bytes(head_dim, value_dim, bias)} bytes of shared memory (Q "
                 f"{2 * self.query_tiles * ROWS * head_dim}, K and V {kv}, output "
-                f"{2 * ROWS * chunk(value_dim) * self.output_tiles(value_dim)}); a block has {SHARED_LIMIT}"
+                f"{2 * ROWS * chunk(value_dim) * self.output_tiles(value_dim)}, bias "
+                f"{2 * self.query_tiles * ROWS * self.tile_k * bias}); a block has {SHARED_LIMIT}"
             )
 
 
-def default_config(head_dim: int, value_dim: int | None = None, arch: str | None = None) -> AttentionConfig:
+def default_config(
+    head_dim: int, value_dim: int | None = None, arch: str | None = None, bias: bool = False
+) -> AttentionConfig:
     """What runs when nothing was tuned.  Nothing here has been measured: there was no Blackwell GPU.
 
     The first that fits of two query tiles and one, with 128 keys in a block and 64, and at least two blocks of K and V in flight.
     A quarter of the exponentials of a block of 128 keys are polynomials where the chip has half as many special function units as
     its tensor cores would need: by the counts of instructions those and the FMA units are then equally busy.  Polynomials come in
     groups of 32 columns, so blocks of 64 keys (head dims above 128) have none.  sm_103a has twice as many units, so none
-    either, and loads that reduce.  arch: None, that of the GPU.
+    either, and loads that reduce.  arch: None, that of the GPU.  bias: whether room is needed for one.
     """
-    for query_tiles, tile_k in ((2, 128), (2, 64), (1, 128), (1, 64)):
+    for query_tiles, tile_k in ((2, 128), (2, 64), (1, 128), (1, 64), (1, 32)):
         for slots in (4, 3, 2):
             features = features_of(arch or blackwell_arch())
             emulated = 0 if features.fast_exp2 else tile_k // 4 // 32 * 32
@@ -176,6 +183,6 @@ def default_config(head_dim: int, value_dim: int | None = None, arch: str | None
                 load_reduces=features.load_reduction,
             )
             dims = columns_of(head_dim), columns_of(value_dim or head_dim)
-            if c.tmem_columns(*dims) <= TMEM_COLUMNS and c.shared_bytes(*dims) <= SHARED_LIMIT:
+            if c.tmem_columns(*dims) <= TMEM_COLUMNS and c.shared_bytes(*dims, bias) <= SHARED_LIMIT:
                 return c
     return AttentionConfig()  # whose check says what is wrong with these head dims

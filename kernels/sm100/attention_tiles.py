@@ -9,9 +9,19 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.masks import Mask
-from mosaic_gpu.kernels.sm100.attention_config import AttentionConfig
+from mosaic_gpu.kernels.sm100.attention_config import ROWS, AttentionConfig
 
 ANSWERS = 2  # of cluster launch control: the next place is asked for while this one is worked on
+
+
+def rows_of(c: AttentionConfig, tile: Any, i: Any) -> Any:
+    """The first row of query tile i: of a pair, of both blocks."""
+    return tile * c.rows + i * (ROWS * c.blocks)
+
+
+def own_rows(c: AttentionConfig, tile: Any, i: Any) -> Any:
+    """The first row of this block's query tile i."""
+    return rows_of(c, tile, i) + lax.axis_index("pair") * ROWS if c.pair else rows_of(c, tile, i)
 
 
 def walk(c: AttentionConfig, seen: Mask, table: Any, places: Any, work: Any) -> None:
@@ -68,7 +78,7 @@ def ask_ahead(answers: Any, places: Any) -> None:
         (place,), found = plgpu.query_cluster_cancel(results.at[slot], "block")
         plgpu.barrier_arrive(free.at[slot])
         plgpu.when(turn >= ANSWERS)(lambda: plgpu.barrier_wait(read.at[slot]))
-        place_of[slot] = jnp.where(found, place, -1)
+        place_of[slot] = jnp.where(found, place, jnp.int32(-1))
         plgpu.barrier_arrive(there.at[slot])
         return turn + 1, found
 

@@ -158,7 +158,7 @@ class AttentionTunable(Tunable):
 
     def sources(self) -> Sequence[Path]:
         """The kernel, how its tiles lie in shared memory, and their order."""
-        more = () if self.generation == "sm90" else ("attention_products", "attention_tiles")
+        more = () if self.generation == "sm90" else ("attention_loads", "attention_products", "attention_tiles")
         names = [f"{self.generation}/{n}.py" for n in ("attention", "attention_config", *more)]
         return kernel_files(*names, "sm90/schedule.py", "tiles.py")
 

@@ -62,7 +62,7 @@ def check_code(plan: Plan, whole: dict[str, int], loops: list[dict[str, int]]) -
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Of the attention kernel with a config, head dims of Q and K and of V, and a mask or none.
+    """Of the attention kernel with a config, head dims of Q and K and of V, a mask or none, a bias or none.
 
     Products: 16 elements of K each; scores (d of them) stand once in front of the key loop and once in it, P V (tile_k) once in
     the loop and once behind it, for each query tile.  Transfers: 32 columns of cells each; scores are loaded in the loop with a
@@ -71,12 +71,30 @@ class Attention:
 
     Float32 arithmetic in pairs: scores are scaled and shifted by an fma each in both loops, a polynomial is 3 sums and 3 fmas in
     the loop without a mask, the output is scaled in the rescaling and at the end.
+
+    keys: of an array with a bias.  It is added by an fma, after which scores are shifted and then scaled, and leaves no
+    polynomials; a copy for each query tile where TMA can count its keys in rows of the swizzle, else one for each such row.
     """
 
     config: AttentionConfig
     d: int
     dv: int
     causal: bool
+    keys: int = 0
+
+    @property
+    def bias(self) -> bool:
+        return self.keys > 0
+
+    @property
+    def _emulated(self) -> int:
+        return 0 if self.bias else self.config.emulated_columns
+
+    @property
+    def _biases(self) -> int:
+        """Copies of a block of keys."""
+        row = chunk(self.config.tile_k)
+        return self.bias * self.config.query_tiles * (1 if self.keys % row == 0 else self.config.tile_k // row)
 
     @property
     def _ends(self) -> list[int]:
@@ -96,15 +114,15 @@ class Attention:
     def whole(self) -> dict[str, int]:
         """Instructions of the whole kernel."""
         c, d, dv = self.config, columns_of(self.d), columns_of(self.dv)
-        tiles, both = c.query_tiles, self._stored(0) + self._stored(c.emulated_columns)
+        tiles, both = c.query_tiles, self._stored(0) + self._stored(self._emulated)
         return {
-            "FFMA2": 2 * c.tile_k // 2 + 3 * c.emulated_columns // 2,
-            "FADD2": 3 * c.emulated_columns // 2,
-            "FMUL2": 2 * tiles * dv // 2,
+            "FFMA2": 2 * c.tile_k // 2 + 3 * self._emulated // 2,
+            "FADD2": 3 * self._emulated // 2 + self.bias * 2 * c.tile_k // 2,
+            "FMUL2": 2 * tiles * dv // 2 + self.bias * 2 * c.tile_k // 2,
             "UTCHMMA": tiles * (2 * (d // 16) + 2 * (c.tile_k // 16)),
             "LDTM": 2 * _powers_of_two(c.tile_k) + tiles * sum(map(_powers_of_two, self._rescaled + self._ends)),
             "STTM": sum(_powers_of_two(n // 2) for n in both) + tiles * sum(map(_powers_of_two, self._rescaled)),
-            "UTMALDG": 2 + tiles + 1,  # K once more, in front of its loop
+            "UTMALDG": 2 + tiles + 1 + self._biases,  # K once more, in front of its loop
             "UTMASTG": tiles * dv // chunk(dv),
             "USETMAXREG": 3,
             "UGETNEXTWORKID": int(c.dynamic),
@@ -124,9 +142,10 @@ class Attention:
         return [
             {"UTMALDG": 1},
             {"UTMALDG": 1},
+            *([{"UTMALDG": self._biases}] if self.bias else []),
             {product: tiles * (d // 16 + c.tile_k // 16)},
             *([softmax(0)] if self.causal else []),
-            softmax(c.emulated_columns),
+            softmax(self._emulated),
             {"LDTM": rescaled, "STTM": rescaled},
         ]
 

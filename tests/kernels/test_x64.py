@@ -21,14 +21,15 @@ t = jnp.dtype(jnp.bfloat16)
 x = jax.ShapeDtypeStruct((512, 512), t)
 y = jax.ShapeDtypeStruct((1, 512, 2, 64), t)
 table = jax.ShapeDtypeStruct((3, 2, 3), jnp.int32)
+bias = jax.ShapeDtypeStruct((1, 2, 512, 512), t)
 attentions = [
-    attention100._kernel(1, 512, 2, 64, 64, 2, t, attention100.AttentionConfig(dynamic=d), True, 1.0, True, "sm_100a")
-    for d in (False, True)
+    (attention100._kernel(1, 512, 2, 64, 64, 2, t, attention100.AttentionConfig(**c), True, 1.0, True, "sm_100a", has), has)
+    for c, has in (({}, False), (dict(dynamic=True, pair=True), False), ({}, True))
 ]
 for program, arch in (
     (matmul90._kernel(512, 512, t, matmul90.MatmulConfig()).program(x, x), "sm_90a"),
     (matmul100._kernel(512, 512, 4, (t, t, t), matmul100.MatmulConfig(), None, "sm_100a").program(x, x), "sm_100a"),
-    *((attention.program(table, y, y, y), "sm_100a") for attention in attentions),
+    *((attention.program(table, y, y, y, *([bias] * has)), "sm_100a") for attention, has in attentions),
 ):
     body = body_of(emit(build_plan(program, arch)))
     print("int64" in format_program(program), "long long" in body, "wgmma" in body or "tcgen05_mma" in body)
@@ -41,5 +42,5 @@ def test_no_64_bit_arithmetic() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         *["False", "False", "True"] * 2,
-        *["False", "True", "True"] * 2,  # addresses of tables
+        *["False", "True", "True"] * 3,  # addresses of tables
     ]

@@ -231,7 +231,7 @@ def sm100_handed_out(places: int = 7) -> Any:
             (place,), found = plgpu.query_cluster_cancel(answers.at[slot], "place")
             plgpu.barrier_arrive(free.at[slot])
             plgpu.when(turn >= 2)(lambda: plgpu.barrier_wait(read.at[slot]))
-            place_of[slot] = jnp.where(found, place, -1)
+            place_of[slot] = jnp.where(found, place, jnp.int32(-1))
             plgpu.barrier_arrive(there.at[slot])
             return turn + 1, found
 
