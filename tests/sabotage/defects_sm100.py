@@ -122,6 +122,16 @@ _("no commit_smem", "B4", delete("commit_smem*"), RACE, "copy_smem_to_gmem*", "s
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
   "copy_smem_to_gmem*")
 
+# ---- sm100_attention_bias: and a bias ---------------------------------------------------------------------------------------
+_ = of("sm100_attention_bias")
+BIAS = "copy_gmem_to_smem bias_tile*"
+_("the bias is not waited for", "C15", delete("barrier_wait b_full*"), (*UNREAD, *MISUSE), BIAS, "load*", *ANY)
+_("the bias is refilled unasked", "C6", delete("when(barrier_wait b_empty#0)", "when(barrier_wait b_empty#0)"), OVERRUN, BIAS,
+  "load*", *ANY)
+_("the bias is never released", "J", delete("barrier_arrive b_empty*"), DEADLOCK, *ANY)
+_("the bias goes to the other tile", "C15", slot("copy_gmem_to_smem bias_tile#0", "bias_tile"), (*OVERRUN, *UNREAD), BIAS,
+  "load*", *ANY)
+
 # ---- sm100_attention_pair: two blocks, one query tile each, parts of P -----------------------------------------------------
 _ = of("sm100_attention_pair")
 _("the other block's P is not waited for", "F14", barrier("p_full", collective_axes=()), (*RACE, *UNREAD, *MISUSE), PV, SCORES,

@@ -112,7 +112,7 @@ def sm100_scaled() -> Any:
     return kernel, "sm_100a", (a, b, *scales), ((wide[0] @ wide[1].T).astype(BF16),), names
 
 
-def _attention100(**options: Any) -> Any:
+def _attention100(with_bias: bool = False, **options: Any) -> Any:
     """Two tiles of a block or pair, one after the other, and so many key blocks that every barrier comes round again."""
     config = attention100.AttentionConfig(tile_k=64, kv_slots=2, rescale_threshold=0.5, **options)
     rng, keys, d = np.random.default_rng(3), 320, 64
@@ -120,20 +120,22 @@ def _attention100(**options: Any) -> Any:
     # Later blocks have larger scores, so that the output is rescaled.
     k = (f32(k) * np.linspace(1, 0.5, keys)[None, :, None, None]).astype(BF16)
 
+    more = [rng.standard_normal((1, 1, 2 * config.rows, keys)).astype(BF16)] if with_bias else []
+
     def kernel(*arrays: jax.Array) -> Any:
         with mock.patch.object(attention100, "multiprocessors", lambda: config.blocks):
             return attention100.attention(*arrays, config=config, causal=False, scale=0.25, return_lse=False)
 
-    scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * 0.25
+    scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * 0.25 + sum(f32(x[0, 0]) for x in more)
     p = np.exp(scores - scores.max(1, keepdims=True))
     out = p @ f32(v[0, :, 0]) / p.sum(1, keepdims=True)
     tiles = ("q_tile", "k_tile", "v_tile", "o_tile", "row_values")
-    names = {f"rest[{i}]": name for i, name in enumerate(tiles)} | {"rest[6]": "out"}
+    names = {f"rest[{i}]": name for i, name in enumerate(tiles)} | {"rest[6]": "out", "rest[8]": "bias_tile"}
     names |= {"rest[5][0]": "scores", "rest[5][1]": "probabilities"}
     every = ("q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty", "row_full", "row_empty")
-    every += ("s_full", "p_full", "o_ready", "pv_done")
+    every += ("s_full", "p_full", "o_ready", "pv_done", "b_full", "b_empty")
     names |= {f"rest[7]['{name}']": name for name in every}
-    return kernel, "sm_100a", (q, k, v), (out[None, :, None],), names
+    return kernel, "sm_100a", (q, k, v, *more), (out[None, :, None],), names
 
 
 @maker
@@ -146,6 +148,12 @@ def sm100_attention() -> Any:
 def sm100_attention_pair() -> Any:
     """A pair of blocks with a query tile each, two buffers of scores in turn, probabilities in two parts."""
     return _attention100(pair=True, query_tiles=1, p_parts=2)
+
+
+@maker
+def sm100_attention_bias() -> Any:
+    """Two query tiles, each with a bias."""
+    return _attention100(with_bias=True)
 
 
 def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:
@@ -247,6 +255,7 @@ def attention_backward_split() -> Any:
 
 
 NAMES = tuple(MAKERS)
-# Most of attention_short's equations are never reached, so their mutants would say nothing; those of the split backward kernel
-# have not been gone through yet.
-MUTATED = tuple(n for n in NAMES if n not in ("attention_short", "attention_backward_split"))
+# Most of attention_short's equations are never reached, so their mutants would say nothing; those of sm100_attention_bias are
+# those of sm100_attention but for a few; those of the split backward kernel have not been gone through yet.
+NOT_MUTATED = ("attention_short", "attention_backward_split", "sm100_attention_bias")
+MUTATED = tuple(n for n in NAMES if n not in NOT_MUTATED)
