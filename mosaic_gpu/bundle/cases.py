@@ -28,9 +28,13 @@ SCALED = {
 }
 
 
+ATTENTION = ("attention", "biased_attention")
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """kernel: attention, matmul or scaled_matmul; shape, dtype: as on the command line (of scaled_matmul a key of SCALED);
+    """kernel: attention, biased_attention (with a bias of each head), matmul or scaled_matmul; shape, dtype: as on the command
+    line (of scaled_matmul a key of SCALED);
     config: fields that differ from the default's; benchmark: it is timed, too."""
 
     kernel: str
@@ -42,7 +46,7 @@ class Case:
     seed: int = 1
 
     def __str__(self) -> str:
-        mask = (" causal" if self.causal else " full") if self.kernel == "attention" else ""
+        mask = (" causal" if self.causal else " full") if self.kernel in ATTENTION else ""
         config = f" {dict(self.config)}" if self.config else ""
         return f"{self.kernel} {self.shape} {self.dtype}{mask}{config}"
 
@@ -52,7 +56,7 @@ class Case:
 
     @property
     def workload(self) -> Attention | Matmul:
-        if self.kernel == "attention":
+        if self.kernel in ATTENTION:
             return Attention.parse(self.shape, dtype=self.dtype, causal=self.causal)
         return Matmul.parse(self.shape, dtype=self.dtype)
 
@@ -68,10 +72,28 @@ def call_of(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDt
         types = [((n, w.k), element) for n in (w.m, w.n)] + [((n, w.k // block), scale) for n in (w.m, w.n)]
         call = functools.partial(scaled_matmul, config=MatmulConfig(**case.config))
         return call, [jax.ShapeDtypeStruct(s, t) for s, t in types]
-    tunable = find_tunable(case.kernel, generation)
+    tunable = find_tunable("attention" if case.kernel in ATTENTION else case.kernel, generation)
+    if case.kernel == "biased_attention":
+        return _biased_call(case, arch)
     default = tunable.default(w)
     config = config_from(case.kernel, generation, {**default.to_json(), **case.config})
     return tunable.call(w, config), list(tunable.arguments(w))
+
+
+def _bias_shape(w: Attention) -> tuple[int, ...]:
+    return 1, w.heads, w.length, w.kv_length
+
+
+def _biased_call(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
+    """Keys are to be a multiple of 8, as the kernel takes a bias."""
+    from mosaic_gpu.kernels.sm100.attention import attention, default_config
+
+    w = case.workload
+    assert isinstance(w, Attention) and w.kv_length % 8 == 0
+    config = dataclasses.replace(default_config(w.head_dim, w.value_dim, arch, bias=True), **case.config)
+    options: dict[str, Any] = dict(config=config, causal=w.causal, scale=w.head_dim**-0.5, return_lse=False)
+    shapes = [*w.shapes, _bias_shape(w)]
+    return lambda *x: attention(*x, **options)[0], [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in shapes]
 
 
 def inputs(case: Case) -> tuple[tuple[Any, ...], Judge]:
@@ -80,6 +102,12 @@ def inputs(case: Case) -> tuple[tuple[Any, ...], Judge]:
     if case.kernel == "scaled_matmul":
         return _scaled_inputs(case, rng)
     arrays = tuple(jnp.asarray(rng.standard_normal(s, np.float32), jnp.dtype(w.dtype)) for s in w.shapes)
+    if case.kernel == "biased_attention":
+        assert isinstance(w, Attention)
+        bias = 2 * rng.standard_normal(_bias_shape(w), np.float32)
+        bias[..., w.kv_length // 2 :: 7] = -np.inf
+        arrays = (*arrays, jnp.asarray(bias, arrays[0].dtype))
+        return arrays, Judge.of(*arrays[:3], causal=w.causal, bias=arrays[3])
     if isinstance(w, Attention):
         return arrays, Judge.of(*arrays, causal=w.causal)
     out = jnp.bfloat16 if jnp.dtype(w.dtype).itemsize == 1 else jnp.dtype(w.dtype)
@@ -127,6 +155,7 @@ def sweep(
             if blackwell:
                 pair = {"pair": True, "kv_slots": 2, "p_parts": 2}
                 cases.append(Case("attention", "b4s4096d128", causal=causal, config=pair, benchmark=True))
+                cases.append(Case("biased_attention", "b4s2048h8d128", causal=causal, benchmark=True))
                 for c in ({"dynamic": True}, {"dynamic": True, **pair}):
                     cases.append(Case("attention", "b4s4096d128", causal=causal, config=c, benchmark=True))
     wide = {"tile_n": 256, "num_slots": 4, "pair": True}
@@ -158,6 +187,11 @@ def _attention(blackwell: bool) -> list[Case]:
         cases += [
             Case("attention", "b2s1500h4kv2d128", causal=causal, config=c) for c in changes for causal in (False, True)
         ]
+        for s in ("b2s1000h4kv2d64", "b1s777t904h2d128", "b1s300t904h2d256"):
+            cases += [Case("biased_attention", s, causal=causal) for causal in (False, True)]
+        cases.append(
+            Case("biased_attention", "b1s1504h4d128", causal=True, config={"pair": True, "p_parts": 2, "kv_slots": 2})
+        )
     else:
         cases += [
             Case("attention", "b2s1500h4kv2d128", causal=True, config={"persistent": False, "q_in_registers": False})

@@ -21,11 +21,17 @@ FLOOR = 1e-3  # of the output's root mean square
 # XLA tries out many matrix products before it takes one, for seconds; the reference runs once.
 @functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": "0"})
 def plain_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool | jax.Array, scale: float | jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    causal: bool | jax.Array,
+    scale: float | jax.Array,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """softmax(scale q k^T) v in float32, and the same with the probabilities rounded to q's dtype, as tensor cores need.
+    """softmax(scale q k^T + bias) v in float32, and the same with the probabilities rounded to q's dtype, as tensor cores need.
 
-    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv).  causal and scale are traced: both masks of a shape are one program.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); bias: (b or 1, h, s, t).  causal and scale are traced: both masks of
+    a shape are one program.
     """
     b, s, h, d = q.shape
     t, h_kv = k.shape[1:3]
@@ -38,7 +44,11 @@ def plain_attention(
             lax.dynamic_index_in_dim(x, j, keepdims=False).astype(jnp.float32)
             for x, j in zip(heads_first, (i, kv, kv), strict=True)
         )
-        scores = jnp.where(seen, jnp.matmul(q1, k1.T, precision=lax.Precision.HIGHEST) * scale, -jnp.inf)
+        scores = jnp.matmul(q1, k1.T, precision=lax.Precision.HIGHEST) * scale
+        if bias is not None:
+            one = lax.dynamic_index_in_dim(bias.reshape(-1, s, t), i % (bias.shape[0] * h), keepdims=False)
+            scores = scores + one.astype(jnp.float32)
+        scores = jnp.where(seen, scores, -jnp.inf)
         p = jax.nn.softmax(scores, axis=-1)
         rounded = _rounded(p, q.dtype)
         return jnp.matmul(p, v1, precision=lax.Precision.HIGHEST), jnp.matmul(
@@ -69,10 +79,19 @@ class Judge:
     allowed: float
 
     @classmethod
-    def of(cls, q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, scale: float | None = None) -> Judge:
+    def of(
+        cls,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        causal: bool,
+        scale: float | None = None,
+        bias: jax.Array | None = None,
+    ) -> Judge:
         """A judge of results for these inputs."""
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        reference, rounded = plain_attention(q, k, v, causal, scale)
+        reference, rounded = plain_attention(q, k, v, causal, scale, bias)
         return cls(reference, max(2 * relative_error(rounded, reference), FLOOR))
 
     @classmethod

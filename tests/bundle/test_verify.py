@@ -54,6 +54,16 @@ def test_block_scaled_cases(kind):
     assert verify.check(entry, simulated("sm_100a")).status == "ok"
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_a_bias(causal):
+    """Of each head, with hidden keys; a batch dimension of 1 stands for all."""
+    case = Case("biased_attention", "b2s130t200h2kv1d64", causal=causal, config={"tile_k": 64, "emulated_columns": 0})
+    traced, operands = make.kernel_call(*make.call_of(case, "sm_100a"))
+    outputs = tuple((tuple(a.shape), str(a.dtype)) for a in traced.out_avals)
+    entry = files.Entry(str(case), case.to_json(), None, operands, outputs, (), "", 0, 0)
+    assert verify.check(entry, simulated("sm_100a")).status == "ok"
+
+
 def test_wrong_results(made):
     def nothing(entry, arrays):
         return [jnp.zeros(s, d) for s, d in entry.outputs]
