@@ -177,6 +177,7 @@ def default_config(
             emulated = 0 if features.fast_exp2 else tile_k // 4 // 32 * 32
             c = AttentionConfig(
                 query_tiles=query_tiles,
+                softmax_registers=192 if query_tiles == 2 else 232,
                 tile_k=tile_k,
                 kv_slots=slots,
                 emulated_columns=emulated,
