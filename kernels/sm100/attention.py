@@ -1,9 +1,10 @@
 """Blackwell attention forward: query tiles of 128 rows in flight, scores and output in tensor memory.
 
-Warpgroup 0 is a mesh of warps: one loads Q and K, one loads V, one issues every product.  The softmax of a query tile is a
-warpgroup's: a thread holds a row, so maxima and sums need no exchange.  P goes back to tensor memory over the scores
-it came from, as operand A of P V, in parts if asked for.  The last warpgroup is off the critical path: it rescales an output
-whose maximum has grown by more than `rescale_threshold` (by a vote of each warp), and carries the finished ones out.
+Warpgroup 0 is a mesh of warps: one loads Q and K, one V, one issues every product, and the fourth loads a bias where there is
+one.  The softmax of a query tile is a warpgroup's: a thread holds a row, so maxima and sums need no exchange.  P goes back to
+tensor memory over the scores it came from, as operand A of P V, in parts if asked for.  The last warpgroup is off the critical
+path: it rescales an output whose maximum has grown by more than `rescale_threshold` (by a vote of each warp), and carries the
+finished ones out.
 
 Products that touch the same columns in different shapes are ordered by a commit and its barrier, as the PTX ISA asks (9.7.16.6):
 scores are multiplied when the P V that reads the probabilities under them has finished.  Meanwhile exponentials are computed: of

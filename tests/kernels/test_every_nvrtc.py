@@ -80,7 +80,12 @@ PLANS = {
     },
     **{
         f"attention100{name(fields)}-{a}": lambda f=fields, a=a: attention_100(jnp.bfloat16, 128, True, a, f)
-        for fields in ({"pair": True, "p_parts": 2}, {"dynamic": True}, {"query_tiles": 1})
+        for fields in (
+            {"pair": True, "p_parts": 2},
+            {"dynamic": True},
+            {"dynamic": True, "pair": True},
+            {"query_tiles": 1},
+        )
         for a in BLACKWELL
     },
     **{
