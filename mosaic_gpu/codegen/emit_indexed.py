@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..layouts.shared import PACKED
-from ..program import Equation, Operand, Value
+from ..program import Affine, Equation, Operand, Value, View
 from .text import c_type, half, stored_type
 
 
@@ -24,7 +24,11 @@ def _places(out: Any, access: Any, like: Value, indices: tuple[Operand, ...]) ->
         coordinates = [out.affine(d.start) for d in view.dims]
         for d, (array, along) in zip(view.kept, dims, strict=True):
             step, start = view.dims[d].stride, coordinates[d]
-            part = f"(int){out.element(indices[array], i)}" if array >= 0 else row[along]
+            part = row[along] if array < 0 else f"{name}_{i}_{array}"
+            if array >= 0:
+                index, n = out.element(indices[array], i), _extent(out, access, d)
+                wraps = not indices[array].dtype.startswith("u")
+                out.line(f"const int {part} = {f'count_from_end((int){index}, {n})' if wraps else f'(int){index}'};")
             coordinates[d] = (f"({part}) * {step}" if step != 1 else part) + (f" + {start}" if start != "0" else "")
         if access.kind == "smem":
             buffer = out.plan.buffers[view.ref.id]
@@ -32,10 +36,25 @@ def _places(out: Any, access: Any, like: Value, indices: tuple[Operand, ...]) ->
             continue
         tests = []
         for d, (array, _) in zip(view.kept, dims, strict=True):
-            c, n = coordinates[d], out.runtime_dim(access.input, d)
-            tests.append(f"(u32)({c}) < (u32){n}" if array >= 0 else f"{c} < {n}")
+            if array >= 0:
+                tests.append(f"(u32){name}_{i}_{array} < (u32){_extent(out, access, d)}")
+            if array < 0 or not _is_whole(view, d):
+                tests.append(f"{coordinates[d]} < {out.runtime_dim(access.input, d)}")
         found.append((f"p{access.input} + {out.global_index(access.input, coordinates)}", " && ".join(tests)))
     return found
+
+
+def _is_whole(view: View, d: int) -> bool:
+    """Whether a view takes all of dimension d of its buffer."""
+    dim = view.dims[d]
+    return dim.start == Affine(0) and dim.stride == 1 and dim.size == view.ref.shape[d]
+
+
+def _extent(out: Any, access: Any, d: int) -> str:
+    """How many elements a view has along dimension d of its buffer."""
+    if access.kind == "gmem" and _is_whole(access.view, d):
+        return str(out.runtime_dim(access.input, d))
+    return str(access.view.dims[d].size)
 
 
 def emit_get(out: Any, e: Equation, access: Any) -> None:

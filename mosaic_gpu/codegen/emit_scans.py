@@ -1,4 +1,4 @@
-"""Emission of cumulative operations and of sorting: elements meet in the warpgroup's scratch."""
+"""Emission of cumulative operations, of sorting and of the largest elements: elements meet in the warpgroup's scratch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .text import c_type
 
 
 class ScanEmitter(ReductionEmitter):
-    """`scan` and `sort`."""
+    """`scan`, `sort` and `top_k`."""
 
     def scan(self, step: Any, axis: int, reverse: bool, combine: str) -> None:
         e = step.equation
@@ -87,6 +87,49 @@ class ScanEmitter(ReductionEmitter):
         self.met()
         for r, x, base in zip(e.results, e.operands, bases, strict=False):
             self.assign_elements(r, [self.read_place(x.dtype, p, base) for p in positions])
+
+    def top_k(self, step: Any) -> None:
+        """Each element finds its rank (how many are larger, or equal and before it); the first k go there with their indices."""
+        e = step.equation
+        (x,), (values, indices), d, k = e.operands, e.results, e.param("axis"), e.param("k")
+        layout, n, base = self.layout(x), x.shape[d], array_bytes(values, align=8)
+        assert layout is not None
+        stride, short = row_major(x.shape)[d], row_major(values.shape)
+        name, kind = f"top{values.id}", c_type(x.dtype)
+        positions = self.positions(f"{name}_at", layout, row_major(x.shape))
+        coordinates = self.coordinates(f"{name}_c", layout)
+        self.met()
+        self.to_scratch(x, positions)
+        self.met()
+        self.line(f"int {name}[{layout.registers}];")
+        for i, (p, c) in enumerate(zip(positions, coordinates, strict=True)):
+            with self.block():
+                self.line(f"const int c = {c[d]}, line = {p} - c * {stride}; int rank = 0;")
+                self.line(f"const {kind} own = {self.element(x, i)};")
+                with self.block(f"for (int j = 0; j < {n}; ++j)"):
+                    self.line(f"const {kind} other = {self.read_place(x.dtype, f'line + j * {stride}')};")
+                    after, equal = _in_order(x.dtype, "own", "other")
+                    self.line(f"rank += {after} || ({equal} && j < c);")
+                self.line(f"{name}[{i}] = rank;")
+        self.met()
+        for i, c in enumerate(coordinates):
+            at = " + ".join(f"({f'{name}[{i}]' if a == d else c[a]}) * {s}" for a, s in enumerate(short))
+            with self.block(f"if ({name}[{i}] < {k})"):
+                self.line(f"const int to = {at};")
+                self.write_place(x.dtype, "to", self.element(x, i))
+                self.write_place(indices.dtype, "to", c[d], base)
+        self.met()
+        for r, start in ((values, 0), (indices, base)):
+            places = self.positions(f"{name}_{r.id}", self.layout(r), short)
+            self.assign_elements(r, [self.read_place(r.dtype, p, start) for p in places])
+
+
+def _in_order(dtype: str, a: str, b: str) -> tuple[str, str]:
+    """(whether a is smaller than b, whether they are equal) in total order, as C expressions."""
+    if dtype in FLOATS:
+        key = "order_key" if dtype == "float64" else "order_keyf"
+        a, b = f"{key}({a})", f"{key}({b})"
+    return (f"(!{a} && {b})" if dtype == "bool" else f"({a} < {b})"), f"({a} == {b})"
 
 
 def _before(dtype: str, a: str, b: str) -> str:

@@ -59,6 +59,9 @@ def _addupdate(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> No
 
 def _cond(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     index, *operands = [tr.read(v) for v in e.invars]
+    if isinstance(index, Literal):  # of lax.platform_dependent
+        tr.bind(e.outvars, tr.inline(e.params["branches"][int(index.value)], operands, out, line))
+        return
     regions = tuple(tr.region(b, operands, (), line) for b in e.params["branches"])
     out.append(Equation("cond", (index,), tr.define(e.outvars), (), regions, line))
 
@@ -304,6 +307,15 @@ def _debug_print(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> 
     out.append(Equation("debug_print", values, (), (("fmt", fmt),), (), line))
 
 
+def _platform_index(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    """Which branch of `lax.platform_dependent` is for this GPU; in the simulator, too, as it runs what is compiled."""
+    platforms = e.params["platforms"]
+    mine = [i for i, names in enumerate(platforms) if names is None or {"cuda", "gpu"} & set(names)]
+    if not mine:
+        raise UnsupportedCall("platform_dependent: none of its functions is for cuda, and there is no default", line)
+    tr.bind(e.outvars, [Literal(mine[0], "int32")])
+
+
 def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     """Of the indices of a Ref: as jnp.broadcast_to, to their common shape."""
     x, shape = tr.read(e.invars[0]), tuple(int(n) for n in e.params["shape"])
@@ -330,6 +342,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "axis_index": _axis_index,
     "broadcast_to": _broadcast_to,
     "debug_print": _debug_print,
+    "platform_index": _platform_index,
     "refused": _refused,
     "dot_general": dot_general,
     **RANDOM,

@@ -151,6 +151,14 @@ def _signed(x: Any) -> Any:
     return a.view(f"i{a.dtype.itemsize}")
 
 
+def order_key(x: Any) -> Any:
+    """Integers in the order in which XLA sorts and compares: of floats IEEE 754's total order."""
+    if x.dtype.kind in "iub":
+        return x
+    bits = _signed(x)
+    return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
+
+
 def _select(which: Any, *cases: Any) -> Any:
     return np.choose(np.asarray(which).astype(np.int32), cases, mode="clip")
 
@@ -229,6 +237,21 @@ ROWS = (
     Row("le", operator.le, "{0} <= {1}", "{0} <= {1}", "!{0} || {1}"),
     Row("gt", operator.gt, "{0} > {1}", "{0} > {1}", "{0} && !{1}"),
     Row("ge", operator.ge, "{0} >= {1}", "{0} >= {1}", "{0} || !{1}"),
+    # In total order, where NaN equals NaN: of jnp.searchsorted and what is made of it.
+    Row(
+        "lt_to",
+        lambda a, b: order_key(a) < order_key(b),
+        "order_keyf({0}) < order_keyf({1})",
+        "{0} < {1}",
+        "!{0} && {1}",
+    ),
+    Row(
+        "le_to",
+        lambda a, b: order_key(a) <= order_key(b),
+        "order_keyf({0}) <= order_keyf({1})",
+        "{0} <= {1}",
+        "!{0} || {1}",
+    ),
     # JAX defines shifts by the width and more: nothing, or the sign, is left.
     Row("shift_left", _shift(np.left_shift, _zero), None, "(($U)({1}) < $W ? ($T)(($U)({0}) << ({1})) : ($T)0)"),
     Row(

@@ -1,9 +1,10 @@
 """Reading and writing Refs by index arrays: `ref[i]`, `ref[:, i] = x`, in shared and global memory.
 
-Every thread moves the elements of its part of the array, one by one, wherever their indices say.  In global memory what is
-outside of the array reads as zero and is not written, as for tiles that stick out; in shared memory the indices must be
-inside (the simulator says where they are not).  Which of several values for one place stays is undefined, so the simulator
-refuses repeated indices in a store.
+Every thread moves the elements of its part of the array, one by one, wherever their indices say.  They count within the view,
+of n elements along their dimension; -n to -1 count from its end, as in NumPy and JAX.  Beyond, in global memory an element
+reads as zero and is not written, as where tiles stick out (the simulator's report counts them); in shared memory the simulator
+says where indices are outside.  Which of several values for one place stays is undefined, so the simulator refuses repeated
+indices in a store.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .moves import ALL
 from .refs import Access
 from .registry import WARPGROUP, op
 
+NOWHERE = -(2**31)  # an index that is outside of every view on purpose
 INSTEAD = "index arrays take a whole warpgroup; do it outside of warp_map"
 get_indexed = op("get_indexed", pure=True, whole=True, dtypes=ALL, instead=INSTEAD)
 put_indexed = op("put_indexed", whole=True, dtypes=ALL, instead=INSTEAD)

@@ -1,4 +1,4 @@
-"""Cumulative operations and sorting along one dimension, through the scratch."""
+"""Cumulative operations, sorting and the largest elements along one dimension, through the scratch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import array_bytes, itemsize
 from ..program import Equation
-from .elementwise import FLOATS, INTEGERS, numpy_dtype, widened
+from .elementwise import FLOATS, INTEGERS, numpy_dtype, order_key, widened
 from .reductions import MAX, MIN, PRODUCT, SUM, Combine
 from .registry import op
 
@@ -95,3 +95,28 @@ def _(sim: Any, step: Any) -> None:
     order = np.moveaxis(order, -1, d)
     for r, x in zip(e.results, xs, strict=True):
         sim.write(r, np.take_along_axis(x, order, d))
+
+
+# ---- the k largest ------------------------------------------------------------------------------------------------------------
+top_k = op("top_k", pure=True, whole=True, dtypes=(*FLOATS, *INTEGERS, "bool"))
+
+
+@top_k.emit()
+def _(out: Any, step: Any) -> None:
+    out.top_k(step)
+
+
+@top_k.scratch
+def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
+    return max(array_bytes(e.operands[0]), array_bytes(*e.results, align=8))
+
+
+@top_k.simulate
+def _(sim: Any, step: Any) -> None:
+    """In total order (+0 before -0, NaN first); of equal ones the first, hence backwards twice."""
+    e = step.equation
+    x, d, k = sim.read(e.operands[0]), e.param("axis"), e.param("k")
+    order = np.argsort(np.flip(order_key(x), d), d, kind="stable")
+    order = np.take(np.flip(x.shape[d] - 1 - order, d), range(k), d)
+    sim.write(e.results[0], np.take_along_axis(x, order, d))
+    sim.write(e.results[1], order.astype(numpy_dtype(e.results[1].dtype)))

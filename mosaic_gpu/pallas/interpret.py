@@ -150,7 +150,7 @@ def _window(b: BlockMapping, index: Sequence[Any]) -> tuple[list[Any], list[int]
 
 
 def _places(b: BlockMapping, index: Sequence[Any]) -> tuple[Any, ...]:
-    """Index arrays of a block with irregular dimensions, squeezed ones as dimensions of 1; OUTSIDE comes after the end."""
+    """Index arrays of a block with irregular dimensions, squeezed ones as dimensions of 1; NOWHERE comes after the end."""
     along = []
     for d, i, extent in zip(b.dims, index, b.shape, strict=True):
         if is_irregular(d):

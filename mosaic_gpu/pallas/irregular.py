@@ -2,7 +2,7 @@
 (`Indirect`).
 
 The threads of the warpgroup copy them, each step before the body and behind it, by index arrays: one place in the array for each
-row of the block, `OUTSIDE` where there is none.  What lies outside reads as zeros and is not written.
+row of the block, `NOWHERE` where there is none.  What lies outside reads as zeros and is not written.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..frontend.loops import ds
-from ..frontend.primitives import slice_class, split_ref
+from ..frontend.primitives import slice_class
 from ..ops.copies import commit_smem
+from ..ops.indexed import NOWHERE
 from ..ops.refs import load
 from .specs import BlockDim, Blocked, BoundedSlice, Element, Indirect, Squeezed, block_size
 
 if TYPE_CHECKING:
     from .blocks import Moved
 
-OUTSIDE = -(2**31)  # outside of every array and of every view of one
 ELEMENTS = 4096  # that a warpgroup moves at a time: 32 registers of a thread
 
 
@@ -94,12 +94,16 @@ def results(dims: Sequence[BlockDim]) -> int:
 
 
 def positions(d: BlockDim, found: Any, first: Any = 0, count: int | None = None) -> Any:
-    """Where in the array `count` rows of the block lie, from its row `first` on; of an Indirect always all."""
+    """Where in the array `count` rows of the block lie, from its row `first` on; of an Indirect always all.
+
+    NOWHERE in front of the array: blocks do not count from its end.
+    """
     if isinstance(d, Indirect):
-        return found
+        return jnp.where(found < 0, jnp.int32(NOWHERE), found)
     assert isinstance(d, BoundedSlice)
     row = jax.lax.iota(jnp.int32, d.block_size if count is None else count) + first
-    return jnp.where(row < found.size, row + found.start, jnp.int32(OUTSIDE))
+    place = row + found.start
+    return jnp.where((row < found.size) & (place >= 0), place, jnp.int32(NOWHERE))
 
 
 def in_front(m: Moved) -> Moved:
@@ -153,7 +157,6 @@ def _copy(m: Moved, index: Sequence[Any], block: Any, zero: Any, one: Any) -> No
     counts = [n // p for n, p in zip(m.shape, sizes, strict=True)]
     odd = [k for k, d in enumerate(dims) if is_irregular(d)]
     between = range(odd[0], odd[-1] + 1)  # all of these get index arrays, so that their order stays
-    in_view = bool(split_ref(m.ref)[1])
 
     def move(step: Any, _: None = None) -> None:
         first = [n * p for n, p in zip(unravel(step, counts), sizes, strict=True)]
@@ -163,9 +166,6 @@ def _copy(m: Moved, index: Sequence[Any], block: Any, zero: Any, one: Any) -> No
             d, i = kept[k]
             if is_irregular(d):
                 places[k] = positions(d, i, first[k], sizes[k])
-                if in_view:
-                    inside = (places[k] >= 0) & (places[k] < array.shape[k])
-                    places[k] = jnp.where(inside, places[k], jnp.int32(OUTSIDE))
             else:
                 places[k] = jax.lax.iota(jnp.int32, sizes[k])
             places[k] = places[k].reshape([-1 if k == other else 1 for other in between])

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import OutOfBounds, Race
 from ..ops.elementwise import numpy_dtype
-from ..ops.indexed import Indexed
+from ..ops.indexed import NOWHERE, Indexed
 from ..program import View
 from . import memory
 from .hazards import view_bytes
@@ -19,14 +19,40 @@ if TYPE_CHECKING:
     from .thread import Thread
 
 
-def _coordinates(sim: Thread, access: Indexed, shape: tuple[int, ...], indices: Sequence[Array]) -> list[Array]:
-    """The index along each dimension of the buffer, for every element of an array of `shape`."""
+def _coordinates(
+    sim: Thread, access: Indexed, shape: tuple[int, ...], indices: Sequence[Array]
+) -> tuple[list[Array], Array]:
+    """The index along each dimension of the buffer, for every element of an array of `shape`, and which lie in the view.
+
+    OutOfBounds where one of shared memory does not; the report counts those of global memory, but those that are NOWHERE.
+    """
     view = access.view
     out: list[Array] = [np.asarray(sim.evaluate(d.start), np.int64) for d in view.dims]
-    for d, (array, along) in zip(view.kept, access.dims, strict=True):
-        part = np.asarray(indices[array], np.int64) if array >= 0 else _along(shape, along)
+    inside, astray = np.ones(shape, np.bool_), np.zeros(shape, np.bool_)
+    for k, (d, (array, along)) in enumerate(zip(view.kept, access.dims, strict=True)):
+        if array < 0:
+            out[d] = out[d] + _along(shape, along) * view.dims[d].stride
+            continue
+        index, n = np.asarray(indices[array], np.int64), view.shape[k]
+        part = np.where(index < 0, index + n, index)
+        fits = (part >= 0) & (part < n)
+        if access.kind == "smem" and not fits.all():
+            raise OutOfBounds(
+                f"{memory.describe(view)}: index {int(index[~fits][0])} along axis {k} of a view of shape {view.shape}: "
+                f"from {-n} to {n - 1}"
+            )
+        inside &= fits
+        astray |= ~fits & (index != NOWHERE)
         out[d] = out[d] + part * view.dims[d].stride
-    return list(np.broadcast_arrays(*out, np.empty(shape)))[:-1]
+    places = list(np.broadcast_arrays(*out, np.empty(shape)))[:-1]
+    if access.kind == "gmem":
+        for p, n in zip(places, sim.block.array_of(view).data.shape, strict=True):
+            inside &= (p >= 0) & (p < n)
+        if sim.meter is not None and astray.any():
+            op = "load" if sim.step is None or sim.step.equation.results else "store"
+            name = sim.block.array_of(view).name
+            sim.meter.report.add_outside(sim.line, f"{op} by index arrays", name, int(astray.sum()))
+    return places, inside
 
 
 def _along(shape: tuple[int, ...], d: int) -> Array:
@@ -58,7 +84,7 @@ def _shared(sim: Thread, access: Indexed, places: list[Array], write: bool) -> t
     view, buffer = access.view, sim.plan.buffers[access.view.ref.id]
     layout = buffer.layout
     for axis, (p, n) in enumerate(zip(places, layout.shape, strict=True)):
-        if p.size and (p.min() < 0 or p.max() >= n):
+        if p.size and (p.min() < 0 or p.max() >= n):  # where the view starts is known at run time only
             bad = int(p.min()) if p.min() < 0 else int(p.max())
             raise OutOfBounds(
                 f"{memory.describe(view)}: index {bad} along axis {axis} of a buffer of shape {layout.shape}"
@@ -71,21 +97,13 @@ def _shared(sim: Thread, access: Indexed, places: list[Array], write: bool) -> t
     return index, layout.itemsize
 
 
-def _inside(places: list[Array], shape: tuple[int, ...]) -> Array:
-    inside: Array = np.ones(places[0].shape, np.bool_)
-    for p, n in zip(places, shape, strict=True):
-        inside &= (p >= 0) & (p < n)
-    return inside
-
-
 def load(sim: Thread, access: Indexed, shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
-    places = _coordinates(sim, access, shape, indices)
+    places, inside = _coordinates(sim, access, shape, indices)
     if access.kind == "smem":
         index, size = _shared(sim, access, places, False)
         raw = sim.block.shared.read(index, size, lambda: memory.describe(access.view))
         return memory.from_raw(raw, access.view.dtype)
     array = sim.block.array_of(access.view)
-    inside = _inside(places, array.data.shape)
     where = tuple(p[inside] for p in places)
     if array.written is not None:
         array.check_written(array.written[where])
@@ -98,14 +116,13 @@ def load(sim: Thread, access: Indexed, shape: tuple[int, ...], indices: Sequence
 
 def store(sim: Thread, access: Indexed, x: Array, indices: Sequence[Array]) -> None:
     shape = np.shape(x)
-    places = _coordinates(sim, access, shape, indices)
+    places, inside = _coordinates(sim, access, shape, indices)
     if access.kind == "smem":
         index, size = _shared(sim, access, places, True)
-        _once(sim, access, places, np.ones(shape, np.bool_))
+        _once(sim, access, places, inside)
         sim.block.shared.write(index, size, memory.to_raw(x, access.view.dtype, shape))
         return
     array = sim.block.array_of(access.view)
-    inside = _inside(places, array.data.shape)
     _once(sim, access, places, inside)
     where = tuple(p[inside] for p in places)
     if sim.hazards is not None and sim.step is not None:

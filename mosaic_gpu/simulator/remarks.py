@@ -48,7 +48,11 @@ class Traffic:
 
 @dataclasses.dataclass
 class Outside:
-    """Copies by TMA that lie wholly outside the array: legal, zeros come in and nothing goes out.  count: of them."""
+    """What lies outside of an array, which is legal: zeros come in and nothing goes out.
+
+    op: a copy by TMA all of which is outside, or 'load by index arrays' and 'store by index arrays'; count: of such copies, or of
+    elements whose index is beyond both ends.
+    """
 
     line: Line | None
     op: str
@@ -56,6 +60,9 @@ class Outside:
     count: int = 0
 
     def __str__(self) -> str:
+        if self.op.endswith("index arrays"):
+            what = "read as zero" if self.op.startswith("load") else "are not written"
+            return f"outside: {self.count} elements of a {self.op} have an index outside {self.array} and {what}"
         what = "fills the tile with zeros" if self.op == "copy_gmem_to_smem" else "writes nothing"
         return f"outside: {self.op} lies wholly outside {self.array} ({self.count} times) and {what}"
 
@@ -92,7 +99,7 @@ class Report:
         found.ideal += cost[2]
 
     def add_outside(self, line: Line | None, op: str, array: str, count: int = 1) -> None:
-        """A copy outside an array."""
+        """A copy, or so many elements, outside an array."""
         self.outside.setdefault((line, op, array), Outside(line, op, array)).count += count
 
     def merge(self, other: Report) -> None:

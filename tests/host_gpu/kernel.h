@@ -38,8 +38,12 @@ template <int N> DI void set_max_registers_decrease() {}
 template <class To, class From> DI To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
 DI u32 __float_as_uint(float x) { return bits<u32>(x); }
 DI float __uint_as_float(u32 x) { return bits<float>(x); }
+DI int __float_as_int(float x) { return bits<int>(x); }
+DI long long __double_as_longlong(double x) { return bits<long long>(x); }
 DI float __int_as_float(int x) { return bits<float>(x); }
 DI double __longlong_as_double(long long x) { return bits<double>(x); }
+#include "../../mosaic_gpu/codegen/prelude/numbers.cuh"
+
 DI u32 shared_address(const void*) { return 0; }
 DI int own_lane() { return threadIdx.x % 32; }
 DI int uniform(int x) { return (int)exchange((u32)x, 0); }

@@ -147,12 +147,13 @@ def test_refs(dtype, agree):
     tile = (plgpu.TilingTransform((8, x.shape[1])), plgpu.SwizzleTransform(span))
     i = np.array([3, 0, 5, 15, 9, 1, 7, 2], np.int32)
 
-    def body(x_ref: Any, i_ref: Any, o: Any, far: Any, back: Any, buffer: Any) -> None:
+    def body(x_ref: Any, i_ref: Any, o: Any, far: Any, end: Any, back: Any, buffer: Any) -> None:
         buffer[...] = x_ref[...]
         plgpu.commit_smem()
         rows = buffer[i_ref[...]]
         o[...] = rows
         far[...] = x_ref[i_ref[...] * 2]
+        end[...] = x_ref[-i_ref[...]] + buffer[-i_ref[...]]
         plgpu.commit_smem()
         buffer[i_ref[...][::-1]] = rows
         plgpu.commit_smem()
@@ -160,10 +161,13 @@ def test_refs(dtype, agree):
 
     half = jax.ShapeDtypeStruct((8, x.shape[1]), x.dtype)
     whole = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    kernel = plgpu.kernel(body, (half, half, whole), scratch_types=[plgpu.SMEM(x.shape, x.dtype, transforms=tile)])
+    kernel = plgpu.kernel(
+        body, (half, half, half, whole), scratch_types=[plgpu.SMEM(x.shape, x.dtype, transforms=tile)]
+    )
     found = agree(build_plan(kernel.program(whole, jax.ShapeDtypeStruct(i.shape, i.dtype)), "sm_90a"), [x, i])
     np.testing.assert_array_equal(found[0], x[i])
     np.testing.assert_array_equal(found[1], np.where((i < 8)[:, None], x[i * 2 % 16], np.zeros_like(x[i])))
     expected = x.copy()
     expected[i[::-1]] = x[i]
-    np.testing.assert_array_equal(found[2], expected)
+    np.testing.assert_array_equal(found[2], x[-i] + x[-i])
+    np.testing.assert_array_equal(found[3], expected)

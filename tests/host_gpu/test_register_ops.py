@@ -50,6 +50,9 @@ ALONG: dict[str, Function] = {
     "sort_rows": lambda x: lax.sort(x, dimension=0),
     "argsort": lambda x: jnp.argsort(x, axis=1),
     "sort_two": lambda x: lax.sort((x, lax.rev(x, (1,))), num_keys=2)[1],
+    "top_3": lambda x: lax.top_k(x, 3)[0],
+    "top_3_indices": lambda x: lax.top_k(x, 3)[1],
+    "top_5_of_columns": lambda x: sum(lax.top_k(x.T, 5)) if x.dtype == jnp.int32 else lax.top_k(x.T, 5)[1],
     "argmax": lambda x: jnp.argmax(x, axis=1),
     "argmin_rows": lambda x: jnp.argmin(x, axis=0),
     "cummax": lambda x: lax.cummax(x, axis=1),
@@ -78,6 +81,7 @@ BOOLS: dict[str, Function] = {
     "all": lambda x: jnp.all(x, axis=0),
     "xor": lambda x: lax.reduce_xor(x, axes=(1,)),
     "sort": lambda x: lax.sort(x, dimension=1),
+    "top_4_indices": lambda x: lax.top_k(x, 4)[1],
     **{n: MOVES[n] for n in ("transpose", "reshape", "rev_both", "slice", "concatenate", "split", "dynamic_slice")},
 }
 ONLY_FLOATS: dict[str, Function] = {"cumlogsumexp": lambda x: lax.cumlogsumexp(x * jnp.asarray(0.125, x.dtype), axis=1)}

@@ -28,6 +28,7 @@ from tests.support import dtype_of
 
 M, N = 64, 8
 COMPARISONS: dict[str, Callable[..., Any]] = {n: getattr(lax, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
+COMPARISONS |= {"lt_to": lax.lt_to_p.bind, "le_to": lax.le_to_p.bind}
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": lax.add,
     "sub": lax.sub,
@@ -115,6 +116,8 @@ BOOL: dict[str, Callable[..., Any]] = {
     "le": lax.le,
     "gt": lax.gt,
     "ge": lax.ge,
+    "lt_to": lax.lt_to_p.bind,
+    "le_to": lax.le_to_p.bind,
     "max": lax.max,
     "min": lax.min,
     "select_n": lambda x, y: jnp.where(x, y, ~y),
@@ -287,6 +290,8 @@ def test_special_values_in_the_simulator():
         lambda x, y: lax.clamp(-jnp.ones_like(x), x, jnp.ones_like(x)),
         lambda x, y: lax.sign(x),
         lax.rem,
+        lambda x, y: lax.lt_to_p.bind(x, y).astype(jnp.float32),  # -0.0 below 0.0, NaN above all, -NaN below
+        lambda x, y: lax.le_to_p.bind(x, -y).astype(jnp.float32),
     ]
     x = np.tile(np.array([np.nan, 1.0, -0.0, np.inf, -np.inf, 0.0, 0.25, 3.0], np.float32), (M, 1))
     y = np.tile(np.array([1.0, np.nan, 0.0, 2.0, 5.0, -0.0, 1.0, -2.0], np.float32), (M, 1))

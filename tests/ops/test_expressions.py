@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from mosaic_gpu.codegen.prelude import piece
 from mosaic_gpu.ops.elementwise import ROWS, Row
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -19,7 +20,11 @@ HEADER = """
 #include <cstring>
 #include <cstdint>
 static float __int_as_float(int x) { float f; memcpy(&f, &x, 4); return f; }
+static float __uint_as_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
+static int __float_as_int(float x) { int i; memcpy(&i, &x, 4); return i; }
+static unsigned __float_as_uint(float x) { return (unsigned)__float_as_int(x); }
 static double __longlong_as_double(long long x) { double f; memcpy(&f, &x, 8); return f; }
+static long long __double_as_longlong(double x) { long long i; memcpy(&i, &x, 8); return i; }
 static float max_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 static float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 static float exp2_approx(float x) { return exp2f(x); }
@@ -42,9 +47,10 @@ static float erfinvf(float y) { return (float)erfinv(y); }
 #define __sinf sinf
 #define __cosf cosf
 #define __tanf tanf
+#define DI static inline
 """
 TYPES = {"float32": "float", "float64": "double", "int32": "int", "bool": "bool"}
-BOOL_RESULTS = {"eq", "ne", "lt", "le", "gt", "ge", "is_finite"}
+BOOL_RESULTS = {"eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to", "is_finite"}
 INTEGERS = np.array([0, 1, -1, 2, 5, -7, 30, -128, 1000, 2**31 - 1, 3, -3], np.int32)
 FLOATS = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.75, 17.0, 1e-3, 80.0, math.inf, -math.inf, math.nan], np.float64)
 
@@ -67,7 +73,7 @@ def name(row: Row, dtype: str, approx: bool) -> str:
 def library(tmp_path_factory):
     """Every case as a function over arrays."""
     folder = tmp_path_factory.mktemp("expressions")
-    text = [HEADER]
+    text = [HEADER, piece("numbers")]
     for row, dtype, approx in cases():
         c, result = TYPES[dtype], "bool" if row.name in BOOL_RESULTS else TYPES[dtype]
         types = ["bool" if row.name == "select_n" and i == 0 else c for i in range(arity(row))]

@@ -16,6 +16,7 @@ from mosaic_gpu.errors import OutOfBounds, Race, UnsupportedCall
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Plan
 from mosaic_gpu.simulator import simulate
+from mosaic_gpu.simulator.remarks import Report
 
 ROWS = np.array([3, 0, 3, 15, 9, 1, 7, 2], np.int32)
 OTHER = np.array([6, 14, 12, 4, 13, 8, 10, 11], np.int32)
@@ -128,22 +129,96 @@ def test_repeated_indices_in_a_store(smem):
         simulate(put_plan(set_rows, smem), [table("float32")[:8], ROWS])
 
 
+FROM_THE_END = np.array([3, 0, -1, 15, -16, 1, -7, 2], np.int32)
+
+
+@pytest.mark.parametrize("smem", [None, (), TILE], ids=["gmem", "smem", "swizzled"])
+@pytest.mark.parametrize("name", GETS)
+def test_negative_indices_count_from_the_end(name, smem, compiled):
+    """As of an array in registers, NumPy's and JAX's."""
+    x = table("float32")
+    expected = np.asarray(GETS[name](x, FROM_THE_END))
+    np.testing.assert_array_equal(np.asarray(GETS[name](jnp.asarray(x), jnp.asarray(FROM_THE_END))), expected)
+    plan = get_plan(GETS[name], x, jax.ShapeDtypeStruct(expected.shape, x.dtype), smem)
+    np.testing.assert_array_equal(simulate(plan, [x, FROM_THE_END])[0], expected)
+    assert compiled(plan).complaints() == []
+
+
+@pytest.mark.parametrize("smem", [None, (), TILE], ids=["gmem", "smem", "swizzled"])
+@pytest.mark.parametrize("write", [set_rows, add_rows], ids=lambda f: f.__name__)
+def test_stores_count_from_the_end(write, smem, compiled):
+    x, expected, places = (
+        table("float32")[:8],
+        np.ones((16, 32), np.float32),
+        np.where(DIFFERENT % 2, DIFFERENT - 16, DIFFERENT),
+    )
+    write(expected, x, DIFFERENT)
+    plan = put_plan(write, smem)
+    np.testing.assert_array_equal(simulate(plan, [x, places])[0], expected)
+    assert compiled(plan).complaints() == []
+
+
+@pytest.mark.parametrize("smem", [None, ()], ids=["gmem", "smem"])
+def test_one_place_from_both_ends(smem):
+    with pytest.raises(Race, match=r"2 times, by different threads"):
+        simulate(put_plan(set_rows, smem), [table("float32")[:8], np.array([3, 0, -13, 15, 9, 1, 7, 2], np.int32)])
+
+
+@pytest.mark.parametrize("smem", [None, ()], ids=["gmem", "smem"])
+def test_indices_count_within_the_view(smem, compiled):
+    """Also from its end; beyond both ends there is nothing, though the array goes on."""
+
+    def get(ref: Any, i: Any) -> Any:
+        return ref.at[plgpu.ds(4, 8)][i]
+
+    x = table("float32")
+    plan = get_plan(get, x, jax.ShapeDtypeStruct((8, 32), x.dtype), smem)
+    i = np.array([0, -1, 7, -8, 3, -4, 5, 1], np.int32)
+    np.testing.assert_array_equal(simulate(plan, [x, i])[0], x[4:12][i])
+    assert compiled(plan).complaints() == []
+    far = np.array([0, -9, 7, 8, 3, -4, 5, 1], np.int32)
+    if smem is not None:
+        with pytest.raises(OutOfBounds, match=r"index -9 along axis 0 of a view of shape \(8, 32\): from -8 to 7"):
+            simulate(plan, [x, far])
+        return
+    there = (far >= -8) & (far < 8)
+    np.testing.assert_array_equal(simulate(plan, [x, far])[0], np.where(there[:, None], x[4:12][far % 8], 0))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int8"])
+def test_indices_of_other_types(dtype, compiled):
+    """Unsigned ones do not wrap: 255 is 255."""
+    x, i = np.arange(300, dtype=np.float32), np.array([3, 255, 128, 0], "uint8").astype(dtype)
+    out = jax.ShapeDtypeStruct((4,), x.dtype)
+    plan = get_plan(lambda ref, i: ref[i], x, out, None, indices=i)
+    np.testing.assert_array_equal(simulate(plan, [x, i])[0], x[i])
+    assert compiled(plan).complaints() == []
+
+
 def test_outside():
-    """Global memory: zero, and not written; shared memory: an error."""
-    x, far = table("float32"), np.array([3, 0, -1, 16, 9, 1, 99, 2], np.int32)
-    inside = (far >= 0) & (far < 16)
+    """Global memory: zero, and not written, and the report says so; shared memory: an error."""
+    x, far = table("float32"), np.array([3, 0, -17, 16, 9, 1, 99, 2], np.int32)
+    inside = (far >= -16) & (far < 16)
     out = jax.ShapeDtypeStruct((8, 32), x.dtype)
 
     def raw(ref: Any, i: Any) -> Any:
         return ref[i]
 
-    (found,) = simulate(get_plan(raw, x, out, None), [x, np.where(far < 0, 77, far)])
+    report = Report()
+    params = plgpu.SimulatorParams(report=report)
+    (found,) = simulate(get_plan(raw, x, out, None), [x, far], params)
     np.testing.assert_array_equal(found, np.where(inside[:, None], x[far % 16], 0))
-    with pytest.raises(OutOfBounds, match="index 16 along axis 0|index 99 along axis 0"):
-        simulate(get_plan(raw, x, out, ()), [x, np.abs(far)])
     expected = np.ones((16, 32), np.float32)
     expected[far[inside]] = x[:8][inside]
-    np.testing.assert_array_equal(simulate(put_plan(set_rows, None), [x[:8], np.where(far < 0, 77, far)])[0], expected)
+    np.testing.assert_array_equal(simulate(put_plan(set_rows, None), [x[:8], far], params)[0], expected)
+    loads, stores = sorted(map(str, report.outside.values()))
+    assert "96 elements of a load by index arrays have an index outside input 0 and read as zero" in loads
+    assert "96 elements of a store by index arrays" in stores and "are not written" in stores
+    for i in (far, np.abs(far)):
+        with pytest.raises(
+            OutOfBounds, match=r"index (-17|17) along axis 0 of a view of shape \(16, 32\): from -16 to 15"
+        ):
+            simulate(get_plan(raw, x, out, ()), [x, i])
 
 
 @pytest.mark.parametrize("fenced", [False, True])

@@ -106,6 +106,12 @@ case("a store of a scalar", lambda b: b.__setitem__(..., 1.0), out=o(4, 128))
 case("a store of another dtype", lambda a, b: b.__setitem__(..., a[...].astype(BF)), x(4, 128), out=o(4, 128))
 case("more indices than dimensions", lambda a, b: b.__setitem__(0, a[0, 0]), x(8), out=o(8))
 case("a step back", lambda a, b: b.__setitem__(..., a[::-1]), x(8), out=o(8))
+case(
+    "no branch for this platform",
+    lambda a, b: b.__setitem__(..., lax.platform_dependent(a[...], cpu=jnp.sin, tpu=jnp.cos)),
+    x(8),
+    out=o(8),
+)
 case("an index of floats", lambda a, b: b.__setitem__(0, a[a[0]]), x(8), out=o(8))
 case("a flag as an index", lambda a, b: b.__setitem__(0, a[True]), x(8), out=o(8))
 case("a Ref as an operand", lambda a, b: b.__setitem__(..., a + 1), x(8), out=o(8))
