@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.frontend.tracebacks import located_at_its_call
 from mosaic_gpu.kernels import attention_gradient, dispatch, xla
 from mosaic_gpu.kernels.attention_gradient import NO_GRADIENTS
 from mosaic_gpu.kernels.masks import Causal
@@ -24,6 +25,7 @@ Sm100Config = sm100.AttentionConfig
 AttentionConfig = sm90.AttentionConfig | Sm100Config
 
 
+@located_at_its_call
 def attention(
     q: jax.Array,
     k: jax.Array,

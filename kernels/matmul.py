@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from mosaic_gpu.frontend.tracebacks import located_at_its_call
 from mosaic_gpu.kernels import dispatch, xla
 from mosaic_gpu.kernels.operands import check_matmul
 from mosaic_gpu.kernels.sm90 import matmul as sm90
@@ -15,6 +16,7 @@ from mosaic_gpu.runtime.device import default_arch
 MatmulConfig = sm90.MatmulConfig | sm100.MatmulConfig
 
 
+@located_at_its_call
 def matmul(
     a: jax.Array,
     b: jax.Array,

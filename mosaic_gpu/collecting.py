@@ -89,7 +89,7 @@ def recoverable(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         except (MosaicGpuError, TypeError, ValueError) as error:
             result = _instead(function, error, args, kwargs)
-            keep(failures, Failure(error, getattr(error, "line", None) or _calling(), call=function.__name__))
+            keep(failures, Failure(error, getattr(error, "line", None) or calling(), call=function.__name__))
             return result
 
     return called
@@ -107,11 +107,13 @@ def _instead(function: Callable[..., Any], error: Exception, args: Any, kwargs: 
         raise error from None
 
 
-def _calling() -> Line | None:
-    """The innermost line of the user's that is running."""
+def calling(skip: int = 0) -> Line | None:
+    """The innermost line of the user's that is running; skip: frames that do not count, this one included."""
     from .frontend.trace import is_users
 
     frame = inspect.currentframe()
+    for _ in range(skip):
+        frame = frame.f_back if frame is not None else None
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -131,6 +133,6 @@ def to_its_end(body: Callable[[], None], said: Callable[[Exception], Exception])
     try:
         body()
     except Exception as error:
-        line = getattr(error, "line", None) or raised_at(error, None) or _calling()
+        line = getattr(error, "line", None) or raised_at(error, None) or calling()
         rest = f"{line.function or 'the body'} behind line {line.number}" if line else "what comes behind it"
         keep(failures, Failure(said(error), line, rest=rest))

@@ -20,6 +20,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.frontend.tracebacks import located_at_its_call
 from mosaic_gpu.kernels.config import Config
 from mosaic_gpu.kernels.operands import check_matmul
 from mosaic_gpu.plan.resources import SHARED_LIMIT
@@ -137,6 +138,7 @@ def _walkers(m: int, n: int, c: MatmulConfig) -> int:
     return min(tiles, max(multiprocessors() // c.blocks, 1)) if c.persistent else tiles
 
 
+@located_at_its_call
 def scaled_matmul(
     a: jax.Array, b: jax.Array, a_scale: jax.Array, b_scale: jax.Array, config: MatmulConfig | None = None
 ) -> jax.Array:

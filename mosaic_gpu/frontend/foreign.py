@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+import jax
+
 from ..errors import IllegalInstruction, Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 
 STATIC_START = "A tile may stick out of a GMEM array only where its start is traced (axis_index, a loop's counter)"
@@ -26,6 +28,12 @@ REF_AS_ARRAY = re.compile(
 DOES = {"swap": "is stored to", "addupdate": "is added to"}
 
 
+KNOWN_ONLY_AT_RUN_TIME = (
+    jax.errors.ConcretizationTypeError,  # bool(), float(), int()
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerArrayConversionError,
+)
+TRACED = re.compile(r"traced array with shape (\w+\[[^\]]*\])")
 UNBOUND = "Found an unbound axis name"
 
 
@@ -36,9 +44,36 @@ def in_our_words(error: Exception) -> Exception:
     return translated(error, None) or error
 
 
+def _needed_in_python(error: Exception, text: str, line: Line | None) -> MosaicGpuError:
+    """The body is traced once, before there are values; JAX's error stays as the cause."""
+    found = TRACED.search(text)
+    value = f"a traced value ({found[1]})" if found else "a traced value"
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        what = f"`if`, `while`, `and`, `or`, `not` or bool() of {value}"
+        instead = (
+            "run statements under @plgpu.when(condition), choose between values with jnp.where or lax.cond, combine conditions "
+            "with &, | and ~, and take a slice from there on with plgpu.ds(start, size)"
+        )
+    elif isinstance(error, jax.errors.TracerArrayConversionError):
+        what, instead = f"a NumPy function of {value}", "use that of jnp"
+    else:
+        what = f"{value} where Python needs a number (range(), a list's index, int(), float(), a size)"
+        instead = (
+            "loop with lax.fori_loop, slice with plgpu.ds(start, size), take one of several values with jnp.where or lax.switch, "
+            "convert with x.astype"
+        )
+    ours = UnsupportedCall(
+        f"{what}: a kernel's body is traced once, before any value is known. Instead, {instead}", line
+    )
+    ours.__cause__ = error
+    return ours
+
+
 def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
     """The error of ours for one of JAX's, at `line`; None for any other."""
     text = str(error)
+    if isinstance(error, KNOWN_ONLY_AT_RUN_TIME):
+        return _needed_in_python(error, text, line)
     if found := SHAPE.search(text):
         what, ref, part, value = found.groups()
         x = "a scalar" if value == "()" else f"an array of shape {value}"

@@ -15,7 +15,7 @@ from jax.ref import AbstractRef
 
 from .. import arguments
 from ..collecting import remembered, to_its_end
-from ..errors import MosaicGpuError, UnsupportedCall
+from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..memory import GMEM_SPACE
 from ..ops import multimem
 from ..program import CompilerParams, Equation, Program, Value, format_program
@@ -26,7 +26,7 @@ from .memory import RefType
 from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
 from .trace import Tracer, function_line, leaf_names, raised_at
-from .tracebacks import shortened
+from .tracebacks import located, located_at_its_call, shortened
 
 UNSET: Any = object()
 
@@ -53,6 +53,7 @@ class Traced:
         return self.program.name
 
 
+@located_at_its_call
 def kernel(
     body: Callable[..., None] = UNSET,
     out_type: Any = UNSET,
@@ -138,9 +139,10 @@ class _Kernel:
         self.name: str = options["name"] or getattr(body, "__name__", "kernel")
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if named:
-            raise TypeError(f"kernel {self.name}: inputs are given by position, not as {', '.join(named)}=")
-        leaves, tree, avals = self._flatten(args)
+        with located():
+            if named:
+                raise TypeError(f"kernel {self.name}: inputs are given by position, not as {', '.join(named)}=")
+            leaves, tree, avals = self._flatten(args)
         out_leaves, out_tree = jax.tree.flatten(self.options["out_type"])
         key = (tree, tuple((a.shape, a.dtype) for a in avals))
         try:
@@ -177,6 +179,11 @@ class _Kernel:
         )
 
     def trace(self, tree: Any, avals: Sequence[Any], out_types: Sequence[Any]) -> Traced:
+        line = self.options.get("line") or function_line(self.body)  # pallas_call says whose body it is
+        with located(line):
+            return self._trace(tree, avals, out_types, line)
+
+    def _trace(self, tree: Any, avals: Sequence[Any], out_types: Sequence[Any], line: Line | None) -> Traced:
         o = self.options
         check_number_of_refs(
             self.name, self.body, len(jax.tree.unflatten(tree, avals)), len(out_types), o["scratch_types"]
@@ -185,7 +192,6 @@ class _Kernel:
         check_aliases(self.name, o["aliases"], avals, outs)
         scratch, scratch_tree = jax.tree.flatten(o["scratch_types"], is_leaf=lambda x: isinstance(x, RefType))
         refs = [AbstractRef(jax.core.ShapedArray(a.shape, a.dtype), memory_space=GMEM_SPACE) for a in (*avals, *outs)]
-        line = o.get("line") or function_line(self.body)  # pallas_call says whose body it is
 
         def traced_body(*flat: Any) -> tuple[()]:  # a fresh function each time: JAX caches traces by function
             inputs = jax.tree.unflatten(tree, flat[: len(avals)])
@@ -213,12 +219,7 @@ class _Kernel:
                     f"{error.args[0].split('.')[0]}; the kernel {self.name} has {have} (grid_names, cluster_names, thread_name)",
                     at,
                 )
-            if isinstance(error, jax.errors.TracerBoolConversionError):
-                error.add_note(
-                    "In a kernel, branch on what is known at run time only with @plgpu.when(condition) or jnp.where, and take a "
-                    "slice from there on with plgpu.ds(start, size)."
-                )
-            elif isinstance(error, MosaicGpuError):
+            if isinstance(error, MosaicGpuError):
                 error.line = error.line or at
             elif isinstance(error, (AttributeError, TypeError, ValueError)):
                 return translated(error, at) or error
@@ -234,7 +235,7 @@ class _Kernel:
             ours = said(error)
             if ours is error:
                 raise
-            raise ours.with_traceback(error.__traceback__) from None  # the frames of the body
+            raise ours.with_traceback(error.__traceback__) from ours.__cause__  # the frames of the body
         tracer = Tracer()
         inputs = tuple(
             tracer.value_of_aval(v.aval, n)
@@ -267,7 +268,9 @@ class _Kernel:
         return Traced(program, outs, o["interpret"])
 
     def _names(self, tree: Any, scratch_tree: Any, outputs: int) -> list[str]:
-        """What the body calls its Refs."""
+        """What the body calls its Refs; those of a pallas_call are called what its errors call its arrays."""
+        if "names" in self.options:
+            return list(self.options["names"])
         inputs = jax.tree.unflatten(tree, range(tree.num_leaves))
         given = jax.tree.unflatten(scratch_tree, range(scratch_tree.num_leaves))
         positional, named = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})

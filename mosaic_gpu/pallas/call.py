@@ -22,7 +22,7 @@ from ..frontend.foreign import in_our_words, translated
 from ..frontend.memory import RefType
 from ..frontend.primitives import is_ref
 from ..frontend.trace import function_line, raised_at
-from ..frontend.tracebacks import shortened
+from ..frontend.tracebacks import located, located_at_its_call, shortened
 from ..memory import GMEM_SPACE
 from ..program import CompilerParams
 from ..simulator.params import SimulatorParams
@@ -71,6 +71,7 @@ class Call:
         return f"{self.name} grid={self.mapping.grid} vmapped={self.mapping.vmapped}"
 
 
+@located_at_its_call
 def pallas_call(
     kernel: Callable[..., None],
     out_shape: Any,
@@ -157,8 +158,9 @@ class _PallasCall:
 
     def __call__(self, *args: Any) -> Any:
         try:
-            call, out_tree, operands = self.traced(*args)
-            results = pallas_call_p.bind(*shard_map.alike(operands), call=call)
+            with located():
+                call, out_tree, operands = self.traced(*args)
+                results = pallas_call_p.bind(*shard_map.alike(operands), call=call)
         except MosaicGpuError as error:
             raise shortened(error)  # noqa: B904  (it is the same error)
         return jax.tree.unflatten(out_tree, results)
@@ -217,10 +219,12 @@ def _trace(
     for s, n, a in zip(
         specs_of(spec.in_specs, inputs, "in_specs", "inputs"), names[len(fetched) :], avals[len(fetched) :], strict=True
     ):
-        blocks.append(block_mapping(s, n, a.shape, a.dtype, len(grid), index_of))
+        with located(getattr(s, "line", None)):
+            blocks.append(block_mapping(s, n, a.shape, a.dtype, len(grid), index_of))
     listed = jax.tree.structure(out_shape)
     for s, n, x in zip(specs_of(spec.out_specs, listed, "out_specs", "out_shape"), out_names, outs, strict=True):
-        blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
+        with located(getattr(s, "line", None)):
+            blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
     scratch = _scratch(spec.scratch_shapes)
     own = jax.tree.leaves(scratch, is_leaf=_is_type)
     aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
@@ -268,7 +272,7 @@ def _trace(
             (ours or error).add_note(note)
         if ours is None:
             raise
-        raise ours.with_traceback(error.__traceback__) from None  # the frames of the body
+        raise ours.with_traceback(error.__traceback__) from ours.__cause__  # the frames of the body
     captured = [c for c in closed.consts if np.ndim(c) or hasattr(c, "aval")]
     if captured:
         raise ValueError(

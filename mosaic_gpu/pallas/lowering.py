@@ -148,6 +148,8 @@ def kernel_of(call: Call) -> Any:
     )
     made.options["aliases"] = tuple((fetched + i, o) for i, o in call.aliases)
     made.options["line"] = call.line
+    bounds = [f"grid[{i}]" for i, n in enumerate(m.grid) if n is dynamic]
+    made.options["names"] = [*bounds, *(f"prefetch[{i}]" for i in range(arrays)), *(b.name for b in m.blocks)]
     return made
 
 

@@ -27,8 +27,9 @@ from jax.ref import AbstractRef
 from .. import arguments
 from ..errors import Line, UnsupportedCall
 from ..frontend import shard_map
+from ..frontend.foreign import translated
 from ..frontend.loops import bounded_slices
-from ..frontend.trace import function_line
+from ..frontend.trace import function_line, raised_at
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
 from .blocks import kept_shape, symbolic, why_in_place
 from .irregular import checked, grouped, is_irregular
@@ -322,7 +323,10 @@ def _traced_index(spec: BlockSpec, name: str, dims: Sequence[BlockDim], rank: in
             error.add_note(
                 f"{what}: it is called with {rank} program ids and {len(jax.tree.unflatten(tree, flat))} scalar-prefetch Refs"
             )
-        raise
+        ours = translated(error, raised_at(error, function_line(f)))
+        if ours is None:
+            raise
+        raise ours from ours.__cause__
     arrays = [c for c in closed.consts if np.ndim(c) or hasattr(c, "aval")]
     if arrays:
         raise ValueError(

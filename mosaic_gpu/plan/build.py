@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..collecting import kept
 from ..errors import Line, MosaicGpuError, ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
@@ -172,13 +173,14 @@ def build_plan(program: Program, arch: str) -> Plan:
     check_launch(program)
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     products = Products(program, arch, splits)
-    try:
-        return _plan(program, arch, splits, products)
-    except ResourceExceeded:
-        if not products.staged:
-            raise
-    # There may be room if no operands of products go from registers to tcgen05.
-    return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
+    with kept(None, program.line):
+        try:
+            return _plan(program, arch, splits, products)
+        except ResourceExceeded:
+            if not products.staged:
+                raise
+        # There may be room if no operands of products go from registers to tcgen05.
+        return _plan(program, arch, splits, Products(program, arch, splits, staging=False))
 
 
 def check_launch(program: Program) -> None:

@@ -495,7 +495,9 @@ def test_an_if_on_a_traced_value():
             o[...] = x[...]
 
     error, text = raised_by(body, grid=2)
-    assert isinstance(error, jax.errors.TracerBoolConversionError) and "@plgpu.when(condition)" in text
+    assert isinstance(error, UnsupportedCall) and error.line.number == body.__code__.co_firstlineno + 1
+    assert "a traced value (bool[])" in text and "@plgpu.when(condition)" in text and "jnp.where" in text
+    assert isinstance(error.__cause__, jax.errors.TracerBoolConversionError)
 
 
 def test_a_store_of_another_dtype():

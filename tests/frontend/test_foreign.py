@@ -64,6 +64,38 @@ def given_to_jnp(x, o):
     o[0, 0] = jnp.max(x)  # here
 
 
+def branches(x, o):
+    if x[0, 0] > 0:  # here
+        o[...] = x[...]
+
+
+def loops(x, o):
+    @plgpu.when(x[0, 0] > 0)
+    def _():
+        while x[0, 1] > 0:  # here
+            o[...] = x[...]
+
+
+def counts(x, o):
+    for i in range(x[0, 0].astype(jnp.int32)):  # here
+        o[i] = x[i]
+
+
+def converts(x, o):
+    o[0, 0] = float(x[0, 0])  # here
+
+
+def with_numpy(x, o):
+    o[...] = np.sin(x[...])  # here
+
+
+NEEDED_IN_PYTHON = [
+    (branches, jax.errors.TracerBoolConversionError, ("`if`", "(bool[])", "plgpu.when", "jnp.where", "lax.cond")),
+    (loops, jax.errors.TracerBoolConversionError, ("`while`", "plgpu.when")),
+    (counts, jax.errors.TracerIntegerConversionError, ("range()", "(int32[])", "lax.fori_loop", "plgpu.ds")),
+    (converts, jax.errors.ConcretizationTypeError, ("float()", "(float32[])", "x.astype")),
+    (with_numpy, jax.errors.TracerArrayConversionError, ("NumPy", "(float32[4,128])", "jnp")),
+]
 CASES = [
     (stores_rows, IllegalInstruction, ("(2, 128) is stored to a Ref of shape (4, 128)", "jnp.broadcast_to")),
     (
@@ -82,15 +114,31 @@ CASES = [
 ]
 
 
+def here(body: Callable[..., None]) -> int:
+    lines, first = inspect.getsourcelines(body)
+    return first + next(i for i, text in enumerate(lines) if "# here" in text)
+
+
+@pytest.mark.parametrize("make", ["kernel", "pallas_call"])
+@pytest.mark.parametrize(("body", "cause", "words"), NEEDED_IN_PYTHON, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_traced_value_where_python_needs_it(
+    body: Callable[..., None], cause: type[Exception], words: tuple[str, ...], make: str
+) -> None:
+    """JAX's own error stays as the cause."""
+    with pytest.raises(UnsupportedCall) as e:
+        run(body, make)
+    assert all(w in e.value.message for w in words), e.value.message
+    assert e.value.line is not None and (e.value.line.file, e.value.line.number) == (__file__, here(body))
+    assert isinstance(e.value.__cause__, cause)
+
+
 @pytest.mark.parametrize("make", ["kernel", "pallas_call"])
 @pytest.mark.parametrize(("body", "kind", "words"), CASES, ids=lambda x: getattr(x, "__name__", ""))
 def test_in_our_words(body: Callable[..., None], kind: type[MosaicGpuError], words: tuple[str, ...], make: str) -> None:
     with pytest.raises(kind) as e:
         run(body, make)
     assert type(e.value) is kind and all(w in e.value.message for w in words), e.value.message
-    lines, first = inspect.getsourcelines(body)
-    here = first + next(i for i, text in enumerate(lines) if text.endswith("# here\n"))
-    assert e.value.line is not None and (e.value.line.file, e.value.line.number) == (__file__, here)
+    assert e.value.line is not None and (e.value.line.file, e.value.line.number) == (__file__, here(body))
     assert e.value.__cause__ is None and e.value.__suppress_context__  # JAX's own text would say it again
 
 

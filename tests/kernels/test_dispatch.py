@@ -199,3 +199,19 @@ def test_deterministic_takes_every_config_that_fits(d, config):
 
     found, other = (jax.grad(functools.partial(loss, deterministic))(q) for deterministic in (True, False))
     np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(other, np.float32), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda x: attention(x, x, x), UnsupportedCall),
+        (lambda x: attention(x, x, x, causal=3), TypeError),
+        (lambda x: matmul(x, x), UnsupportedCall),
+        (lambda x: matmul100.scaled_matmul(x, x, x, x), UnsupportedCall),
+    ],
+)
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f])
+def test_what_a_call_is_refused_for_has_its_line(call, kind, jit):
+    with pytest.raises(kind) as e:
+        jit(call)(jnp.ones((8, 12), jnp.float32))
+    assert (e.value.line.file, e.value.line.number) == (__file__, call.__code__.co_firstlineno)

@@ -9,6 +9,7 @@ import pytest
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.simulator import UnwrittenOutput
 from tests.support import out
 
 F = jnp.float32
@@ -20,6 +21,7 @@ def copy(x, o):
 
 
 SHAPE = out(64, 128)
+GMEM = plgpu.BlockSpec(memory_space=plgpu.GMEM)
 
 
 def spec(*block, index=None, **options):
@@ -185,8 +187,54 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_errors(wrong):
     f, kind, words = WRONG[wrong]
-    with pytest.raises(kind, match="(?s)" + words):
+    with pytest.raises(kind, match="(?s)" + words) as e:
         f()
+    assert e.value.line is not None and e.value.line.file == __file__
+
+
+def test_lines(line_of):
+    """Of a spec that is wrong it is where its index map stands, of another argument where the call stands."""
+    wrong = plgpu.BlockSpec((64,), lambda i: i)  # the first
+    many = plgpu.BlockSpec((64, 128), lambda i, j: (i, j))  # the second
+    short = plgpu.BlockSpec((64, 128), lambda i: i)  # the third
+    bare = plgpu.BlockSpec((64, 100, 2))
+    for mark, call_of in (
+        ("the first", lambda: plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[wrong])(X)),
+        ("the second", lambda: plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[many])(X)),
+        ("the third", lambda: plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[short])(X)),
+        ("the fourth", lambda: plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[bare])(X)),  # the fourth
+        ("the fifth", lambda: plgpu.pallas_call(copy, SHAPE, grid="x")(X)),  # the fifth
+        ("the sixth", lambda: plgpu.pallas_call(copy, SHAPE, name=7)),  # the sixth
+    ):
+        with pytest.raises((TypeError, ValueError)) as e:
+            call_of()
+        assert (e.value.line.file, e.value.line.number) == (__file__, line_of(test_lines, mark)), mark
+
+
+def test_a_branch_in_an_index_map():
+    chosen = plgpu.BlockSpec((64, 128), lambda i: (1 if i else 0, 0))
+    with pytest.raises(UnsupportedCall, match=r"`if`, .* of a traced value \(int32\[\]\).*jnp.where or lax.cond") as e:
+        plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[chosen])(X)
+    assert isinstance(e.value.__cause__, jax.errors.TracerBoolConversionError)
+
+
+def test_unwritten_outputs_are_named_as_in_errors():
+    def half(x, o):
+        o["a"][...] = x[...]
+        o["b"][plgpu.ds(0, 32)] = x[plgpu.ds(0, 32)]
+
+    f = plgpu.pallas_call(half, {"a": SHAPE, "b": SHAPE}, out_specs={"a": plgpu.BlockSpec(), "b": GMEM})
+    with pytest.warns(UnwrittenOutput, match=r"half: unwritten: 4096 of 8192 elements of output 1 \(outputs\['b'\]\)"):
+        f(X)
+
+
+def test_operands_are_named_as_in_errors():
+    def writes(i, x, o):
+        x[0, 0] = 1.0
+
+    one = plgpu.PrefetchScalarGridSpec(1, in_specs=[GMEM], out_specs=GMEM)
+    with pytest.raises(UnsupportedCall, match=r"args\[1\]:gmem float32\[64, 128\] is an input"):
+        plgpu.pallas_call(writes, SHAPE, grid_spec=one)(np.zeros(1, np.int32), X)
 
 
 def test_nothing_is_checked_before_arrays_are_seen():
