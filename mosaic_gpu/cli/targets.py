@@ -104,10 +104,10 @@ def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> C
     refuse_options(
         "a kernel of your own takes --arg", {**options, "--causal": request.causal, "--lse": request.return_lse}
     )
+    function = load_object(Path(path), name)
     if not arguments:
         raise Refusal("a kernel of your own needs its arguments' types: --arg 'bf16[4,4096,16,128]', one for each")
     types = [parse_argument(a) for a in arguments]
-    function = load_object(Path(path), name)
     check_number(name, function, arguments)
     for text, t in zip(arguments, types, strict=True):  # the file may have turned 64 bits on
         if (narrow := jax.eval_shape(lambda x: x, t).dtype) != t.dtype:

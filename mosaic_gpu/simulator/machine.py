@@ -225,6 +225,7 @@ class BlockState:
             if plan.program.semaphores:  # numbered through the grid
                 index += cluster.number * math.prod(plan.program.cluster)
             self.hazards = BlockHazards(machine.tables, cluster.number, index)
+            self.shared.history = self.hazards.smem
             for id, slots in self.barriers.items():
                 for slot, barrier in enumerate(slots):
                     barrier.agent = machine.tables.agents.barrier(index, id, slot)

@@ -15,6 +15,7 @@ from ..layouts.shared import SharedLayout, itemsize
 from ..ops.elementwise import numpy_dtype
 from ..program import Affine, View
 from .global_shadow import GlobalShadow, Part
+from .shadow import ShadowMemory
 
 Array = npt.NDArray[Any]
 Evaluate = Callable[[Affine], int]
@@ -157,6 +158,7 @@ class SharedMemory:
     """The dynamic shared memory of a block as bytes, and which of them were written.
 
     It starts at an address that is a multiple of 1024, so that offsets have the address bits that swizzles act on.
+    history: who wrote what, for errors.
     """
 
     def __init__(self, nbytes: int, poison: bool) -> None:
@@ -167,6 +169,7 @@ class SharedMemory:
         self.raw = {k: self.data.view(t) for k, t in UNSIGNED.items()}
         self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
         self.known: set[Hashable] = set()
+        self.history: ShadowMemory | None = None
         self.chunks, self.chunk_marks = self.data.view(CHUNK), self.written.reshape(-1, 16)
 
     @staticmethod
@@ -182,11 +185,20 @@ class SharedMemory:
         if key is None or key not in self.known:
             marks = self.marks[size][index]
             if not (marks == WRITTEN[size]).all():
-                bad = f"{int((marks != WRITTEN[size]).sum())} of {marks.size} elements"
-                raise UninitializedRead(f"{what()}: reads shared memory that nothing has written, {bad}")
+                raise self.never_written(what(), index * size, marks == WRITTEN[size])
             if key is not None:
                 self.known.add(key)
         return self.raw[size][index]
+
+    def never_written(self, what: str, address: Array, written: Array) -> UninitializedRead:
+        """The error for reading elements at these addresses, not all of which are written: which, and who wrote the others."""
+        bad = f"{int((~written).sum())} of {written.size} elements"
+        lines = [
+            f"{what}: reads shared memory that nothing has written, {bad}{_place(~written) if written.any() else ''}"
+        ]
+        if self.history is not None:
+            lines += [f"  {op} at {line} wrote {_place(m)[2:]}" for op, line, m in self.history.wrote(address, written)]
+        return UninitializedRead("\n".join(lines))
 
     def write_chunks(self, chunks: Array, raw: Array, key: Hashable) -> None:
         """16-byte chunks, of type CHUNK; key: stands for `chunks`."""
@@ -200,6 +212,14 @@ class SharedMemory:
         self.raw[size][index] = raw
         self.changes += 1
         self.marks[size][index] = WRITTEN[size]
+
+
+def _place(mask: Array) -> str:
+    """', [0:32, 0:64]': the part of an array in which all elements of a mask are, and whether others are in it as well."""
+    found = [(int(along.min()), int(along.max()) + 1) for along in np.nonzero(mask)]
+    box = f", [{', '.join(f'{a}:{b}' for a, b in found)}]" if found else ", it"
+    whole = math.prod(b - a for a, b in found) == int(mask.sum())
+    return box if whole else f"{box}, of that {int(mask.sum())} elements"
 
 
 @functools.lru_cache(maxsize=256)

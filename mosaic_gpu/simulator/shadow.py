@@ -166,6 +166,18 @@ class ShadowMemory:
         self.writers.append(self.writers[old])
         self.readers.append(dict(self.readers[old]))
 
+    def wrote(self, address: Bytes, written: Bytes) -> list[tuple[str, Line | None, Bytes]]:
+        """Who last wrote the elements at these addresses that are written: (operation, line, which of the elements)."""
+        found: dict[tuple[str, Line | None], Bytes] = {}
+        region_of = self.partition.region_of[address]
+        for region in np.unique(region_of[written]):
+            writer = self.writers[region]
+            if writer is not None:
+                mask = written & (region_of == region)
+                key = (writer.op, writer.line)
+                found[key] = found[key] | mask if key in found else mask
+        return [(op, line, mask) for (op, line), mask in found.items()]
+
     def read(self, regions: Sequence[int], access: Access, known: Rows) -> None:
         """Check and note that `access` reads regions."""
         seen: Access | None = None

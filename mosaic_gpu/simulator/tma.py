@@ -15,7 +15,7 @@ import random
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import IllegalInstruction, Line, MosaicGpuError, UninitializedRead
+from ..errors import IllegalInstruction, Line, MosaicGpuError
 from ..layouts.shared import itemsize
 from ..plan.model import TensorMapPlan
 from ..plan.tma import tensor_map_arguments, wrong_coordinates
@@ -143,9 +143,11 @@ class TmaEngine:
         chunks = chunk_index(copy.address, box_bytes(m), m.swizzle)
         marks, known = self.shared.chunk_marks[chunks], None
         if not marks.all():
+            size = array.data.dtype.itemsize
+            known = np.asarray(marks.reshape(-1, size).all(-1), np.bool_).reshape(shape)
             if not copy.partial or array.written is None:
-                raise UninitializedRead("copy_smem_to_gmem reads shared memory that nothing has written")
-            known = np.asarray(marks.reshape(-1, array.data.dtype.itemsize).all(-1), np.bool_).reshape(shape)
+                address = (chunks.reshape(-1, 1) * 16 + np.arange(16)).reshape(-1)[::size].reshape(shape)
+                raise self.shared.never_written("copy_smem_to_gmem", address, known)
         return self.shared.chunks[chunks].view(array.data.dtype).reshape(shape), known
 
     def _write_global(self, copy: Store, data: Array, known: npt.NDArray[np.bool_] | None) -> None:

@@ -61,6 +61,19 @@ def refused(result, words):
     assert all("mosaic_gpu" not in line for line in result.stderr.splitlines() if line.startswith("  at"))
 
 
+@pytest.mark.parametrize("name", ["check", "compile", "simulate"])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["nowhere.py:k"], "there is no file nowhere.py"),
+        (["good.py:nothing"], "has no kernel 'nothing'; it has double, plus"),
+        (["good.py:double"], "needs its arguments' types"),
+    ],
+)
+def test_the_file_is_looked_at_before_the_arguments(verb, folder, name, arguments, words):
+    refused(verb(name, *arguments), words)
+
+
 @pytest.mark.parametrize("name", ["compile", "simulate"])
 @pytest.mark.parametrize(
     "arguments, words",

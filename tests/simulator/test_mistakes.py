@@ -117,6 +117,42 @@ def test_unwritten_shared_memory(run, assert_at):
     assert (run(kernel, uninitialized="zero")[0] == 0).all()
 
 
+@pytest.mark.parametrize("transforms", [(), tiled(np.float32)], ids=["plain", "tiled"])
+@pytest.mark.parametrize("checks", ["regions", "bytes"])
+def test_half_a_tile(run, assert_at, line_of, transforms, checks):
+    """What is missing, and who wrote the rest, in the coordinates of what is read."""
+
+    def body(x, y, s, full):
+        plgpu.copy_gmem_to_smem(x.at[:32], s.at[:32], full)  # copy
+        plgpu.barrier_wait(full)
+        s[40] = x[40]  # store
+        plgpu.commit_smem()
+        y[...] = s.at[8:][...]  # read
+
+    scratch = [plgpu.SMEM((64, 64), jnp.float32, transforms=transforms), plgpu.Barrier()]
+    with pytest.raises(UninitializedRead) as e:
+        run(plgpu.kernel(body, out(56, 64), scratch_types=scratch), randoms(64, 64), shadow=checks)
+    assert_at(e.value, body, "read")
+    text = str(e.value)
+    assert "1984 of 3584 elements, [24:56, 0:64], of that 1984 elements" in text
+    assert re.search(rf"copy_gmem_to_smem at .*:{line_of(body, 'copy')} in \S*body wrote \[0:24, 0:64\]\n", text), text
+    assert re.search(rf"a store at .*:{line_of(body, 'store')} in \S*body wrote \[32:33, 0:64\]\n", text), text
+
+
+def test_half_a_tile_leaves(run, assert_at, line_of):
+    def body(x, y, s, full):
+        plgpu.copy_gmem_to_smem(x.at[:, 32:], s.at[:, 32:], full)  # copy
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(s, y)  # leaves
+        plgpu.wait_smem_to_gmem(0)
+
+    scratch = [plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier()]
+    with pytest.raises(UninitializedRead, match=r"2048 of 4096 elements, \[0:64, 0:32\]") as e:
+        run(plgpu.kernel(body, out(64, 64), scratch_types=scratch), randoms(64, 64))
+    assert_at(e.value, body, "leaves")
+    assert re.search(rf"copy_gmem_to_smem at .*:{line_of(body, 'copy')} in \S*body wrote \[0:64, 32:64\]", str(e.value))
+
+
 def test_unwritten_output(run):
     @plgpu.kernel(out_type=out(64, 64))
     def kernel(x, y):
