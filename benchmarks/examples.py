@@ -110,6 +110,9 @@ def rows(scale: int = 1) -> dict[str, Row]:
     n = 4096 // scale
     square = normal(n, n, dtype=jnp.bfloat16), normal(n, n, dtype=jnp.bfloat16)
     add("products matmul", products.matmul, product, *square, flops=2 * n**3, allowed=1e-2)
+    width, hidden = max(64, 128 // scale), max(64, 512 // scale)
+    layers = [normal(*s, dtype=jnp.bfloat16) for s in ((many, width), (width, hidden), (hidden, width))]
+    add("products gelu_mlp", products.gelu_mlp, products.mlp, *layers, flops=4 * many * width * hidden, allowed=1e-2)
     for block_m, block_n, steps in ((64, 128, 4), (128, 128, 3), (64, 256, 4), (128, 128, 6)):
 
         def pipelined(a: Any, b: Any, m: int = block_m, n: int = block_n, steps: int = steps) -> Any:

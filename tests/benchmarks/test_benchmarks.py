@@ -198,6 +198,7 @@ def test_rows_of_examples():
     )
     assert rows["softmax"].bytes == 2 * 64 * 512 * 4 and rows["cross_entropy"].bytes == 64 * 1000 * 4 + 2 * 64 * 4
     assert rows["products matmul"].flops == 2 * 4**3
+    assert rows["products gelu_mlp"].flops == 4 * 64 * 64 * 64
 
 
 def test_a_row_is_judged_before_it_is_timed():
