@@ -21,6 +21,7 @@ from tests.host_gpu import test_gather as gathers
 from tests.host_gpu import test_register_ops as moves
 from tests.ops import test_accuracy as accuracy
 from tests.ops import test_indexed as indexed
+from tests.ops import test_jnp_functions as functions
 from tests.ops import test_products as products
 
 pytestmark = pytest.mark.gpu
@@ -113,7 +114,7 @@ def test_index_arrays(dtype):
 def test_refs_by_index_arrays(smem):
     x, i = indexed.table("float32"), indexed.DIFFERENT
 
-    def body(x_ref: Any, i_ref: Any, o: Any, back: Any, tile: Any) -> None:
+    def body(x_ref: Any, i_ref: Any, o: Any, end: Any, back: Any, tile: Any) -> None:
         ref = x_ref
         if smem:
             tile[...] = x_ref[...]
@@ -121,13 +122,22 @@ def test_refs_by_index_arrays(smem):
             ref = tile
         rows = ref[i_ref[...]]
         o[...] = rows
+        end[...] = ref[-i_ref[...]] + ref.at[plgpu.ds(0, 8)][-1 - i_ref[...] % 8]
         back[i_ref[...]] = rows
 
-    outs = [jax.ShapeDtypeStruct((8, 32), x.dtype), jax.ShapeDtypeStruct((16, 32), x.dtype)]
+    outs = [jax.ShapeDtypeStruct((n, 32), x.dtype) for n in (8, 8, 16)]
     kernel = plgpu.kernel(body, outs, scratch_types=[plgpu.SMEM(x.shape, x.dtype, transforms=indexed.TILE)])
-    found, back = jax.jit(kernel)(x, i)
+    found, end, back = jax.jit(kernel)(x, i)
     np.testing.assert_array_equal(found, x[i])
+    np.testing.assert_array_equal(end, x[-i] + x[:8][-1 - i % 8])
     np.testing.assert_array_equal(np.asarray(back)[i], x[i])
+
+
+@pytest.mark.parametrize("name", functions.CASES)
+def test_functions_of_several_operations(name):
+    f, arrays = functions.CASES[name]
+    (found,) = run(f, *arrays)
+    np.testing.assert_array_equal(found, functions.expected(name))
 
 
 @pytest.mark.parametrize("dtype", moves.TABLES)
