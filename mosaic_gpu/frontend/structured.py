@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import Line, UnsupportedCall
 from ..program import Equation, Literal, Operand, Region, View
+from . import shard_map
 from .gathers import GATHERS
 from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
 from .primitives import TreeOf, literal
@@ -316,6 +317,20 @@ def _platform_index(tr: Tracer, e: Any, out: list[Equation], line: Line | None) 
     tr.bind(e.outvars, [Literal(mine[0], "int32")])
 
 
+def _expanded(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    """A primitive of `jax.experimental.hijax`, defined by a function of others: in JAX 0.12 `jnp.searchsorted` is one."""
+    primitive = e.params["_prim"]
+
+    def flat(*operands: Any) -> list[Any]:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands)))
+
+    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.invars]
+    closed = shard_map.traced_outside(lambda: jax.make_jaxpr(flat)(*types))
+    before, tr.in_jax = tr.in_jax, True
+    tr.bind(e.outvars, tr.inline(closed, [tr.read(v) for v in e.invars], out, line))
+    tr.in_jax = before
+
+
 def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     """Of the indices of a Ref: as jnp.broadcast_to, to their common shape."""
     x, shape = tr.read(e.invars[0]), tuple(int(n) for n in e.params["shape"])
@@ -343,6 +358,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "broadcast_to": _broadcast_to,
     "debug_print": _debug_print,
     "platform_index": _platform_index,
+    "call_hi_primitive": _expanded,
     "refused": _refused,
     "dot_general": dot_general,
     **RANDOM,
