@@ -1,8 +1,8 @@
 """Products and index arrays in plain `jax.numpy`: `@` in a kernel, embedding rows by their tokens, a histogram.
 
-No tensor-core instruction, fragment or wait is named.  `matmul` multiplies tiles that TMA brings into shared memory: each product
-is a wgmma on Hopper, tcgen05 on Blackwell; so are those of `gelu_mlp`, whose weights stream past; `attend` multiplies arrays in
-registers.  Run this file to see each against JAX.
+No tensor-core instruction, fragment, layout, tiling or wait is named.  `matmul` multiplies tiles that TMA brings into shared
+memory: each product is a wgmma on Hopper, tcgen05 on Blackwell; so are those of `gelu_mlp`, whose weights stream past; `attend`
+multiplies arrays in registers.  Run this file to see each against JAX.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from jax import lax
 import mosaic_gpu as plgpu
 
 F32, BF16 = jnp.float32, jnp.bfloat16
-TILE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -42,8 +41,8 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         grid=(m // 128, n // 64),
         grid_names=("i", "j"),
         scratch_types=[
-            plgpu.SMEM((128, 64), BF16, transforms=TILE),
-            plgpu.SMEM((64, 64), BF16, transforms=TILE),
+            plgpu.SMEM((128, 64), BF16),
+            plgpu.SMEM((64, 64), BF16),
             plgpu.Barrier(num_arrivals=2),
         ],
         name="plain_matmul",
@@ -89,8 +88,8 @@ def gelu_mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
             step,
             grid=hidden // 64,
             in_specs=[
-                plgpu.BlockSpec((width, 64), lambda h: (0, h), transforms=TILE),
-                plgpu.BlockSpec((64, width), lambda h: (h, 0), transforms=TILE),
+                plgpu.BlockSpec((width, 64), lambda h: (0, h)),
+                plgpu.BlockSpec((64, width), lambda h: (h, 0)),
             ],
             max_concurrent_steps=2,
             init_carry=jnp.zeros((64, width), F32),
@@ -102,7 +101,7 @@ def gelu_mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         jax.ShapeDtypeStruct((m, width), BF16),
         grid=(plgpu.cdiv(m, 64),),
         grid_names=("tile",),
-        scratch_types=[plgpu.SMEM((64, width), BF16, transforms=TILE), plgpu.Barrier()],
+        scratch_types=[plgpu.SMEM((64, width), BF16), plgpu.Barrier()],
         name="gelu_mlp",
     )
     result: jax.Array = kernel(x, up, down)

@@ -16,6 +16,7 @@ from jax.ref import AbstractRef
 from .. import arguments
 from ..collecting import remembered, to_its_end
 from ..errors import Line, MosaicGpuError, UnsupportedCall
+from ..layouts.tilings import with_tilings
 from ..memory import GMEM_SPACE
 from ..ops import multimem
 from ..program import CompilerParams, Equation, Program, Value, format_program
@@ -263,6 +264,7 @@ class _Kernel:
             aliases=o["aliases"],
             semaphores=len(counters),
         )
+        program = with_tilings(program)
         if o["debug"]:
             print(format_program(program))
         return Traced(program, outs, o["interpret"])

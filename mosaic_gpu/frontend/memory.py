@@ -97,7 +97,8 @@ class Space:
     ) -> RefType:
         """A buffer of this space.
 
-        shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`.
+        shape: elements; dtype: a JAX dtype; transforms (SMEM only): `TilingTransform`, `SwizzleTransform`; without them a buffer
+        that the tensor core reads gets those that fit, and all others lie row by row.
         TMEM only: shape (rows, columns) or (n, rows, columns), rows 128 or 64 (the lanes); packed: elements of 16 or 8 bits
         share a 32-bit cell, as an operand A and what is stored to be one are (False: an element a cell, as in accumulators);
         collective: the accumulator of a pair of blocks, whose rows this block has; layout: None, or `TMEMLayout.SCALES_LAYOUT`

@@ -401,7 +401,7 @@ case(
     x(64, 128, dtype=np.int8),
     scratch=[mma(64, 128, dtype=I8)],
 )
-case("an operand without tiles", product(), scratch=[smem(64, 64, dtype=BF), mma(64, 64)])
+case("an operand without tiles", product(), scratch=[smem(64, 64, dtype=BF, tile=(64, 64)), mma(64, 64)])
 case("an operand across slots", product(a=lambda s: s.at[:, 0]), scratch=[mma(64, 8, 64), mma(64, 64)])
 case("tiles of four rows", product(), scratch=[mma(64, 64, rows=4), mma(64, 64)])
 case("every other row", product(a=lambda s: s.at[::2]), scratch=[mma(128, 64), mma(64, 64)])
