@@ -54,6 +54,7 @@ CONSTRUCTS = {
     "mpmd_map": ("core_map(WarpMesh(axis_name=...))", "warp_map"),
     "relayout": ("layout_cast(x, layout)", "layout_cast"),
     "run_state": ("run_scoped(f, ACC(...)) with acc[...] = x first", "swap"),
+    "semaphore_signal_multicast": ("semaphore_signal_multicast(s, collective_axes=...)", "semaphore_signal"),
     "semaphore_signal_parallel": ("semaphore_signal_parallel(*signals)", "semaphore_signal"),
     "set_max_registers_p": ("set_max_registers(n, action=...)", "set_max_registers"),
     "store": ("store(ref, x)", "swap"),
@@ -69,7 +70,6 @@ CONSTRUCTS = {
 REFUSED = {
     "inline_mgpu": "inline_mgpu: MLIR has no place here",
     "inline_mgpu_p": "inline_mgpu: MLIR has no place here",
-    "semaphore_signal_multicast": "no address of other devices' semaphores",
 }
 
 

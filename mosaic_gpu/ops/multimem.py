@@ -10,7 +10,7 @@ not have; nor has it anything that orders devices within a kernel.  So the plan 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import arguments
@@ -56,7 +56,7 @@ def multimem_store(source: Any, ref: Any, collective_axes: Any) -> None:
     from ..frontend.primitives import bind, spread
 
     value = spread("multimem_store", "source", source, ref)
-    bind(store_p, ref, value, collective_axes=_axes("multimem_store", collective_axes))
+    bind(store_p, ref, value, collective_axes=mesh_axes("multimem_store", collective_axes))
 
 
 @gives(like)
@@ -74,11 +74,11 @@ def multimem_load_reduce(ref: Any, *, collective_axes: Any, reduction_op: str) -
 
     if reduction_op not in TYPES:
         arguments.refuse("multimem_load_reduce", "reduction_op", reduction_op, f"one of {', '.join(TYPES)}")
-    axes = _axes("multimem_load_reduce", collective_axes)
+    axes = mesh_axes("multimem_load_reduce", collective_axes)
     return bind(load_reduce_p, ref, collective_axes=axes, reduction_op=reduction_op)[0]
 
 
-def _axes(where: str, given: Any) -> tuple[str, ...]:
+def mesh_axes(where: str, given: Any) -> tuple[str, ...]:
     axes = arguments.names(where, "collective_axes", given)
     if not axes or len(set(axes)) < len(axes):
         raise ValueError(f"{where}: collective_axes={axes} must name the axes of the mesh, each once")
@@ -160,16 +160,21 @@ def _(sim: Any, step: Any) -> None:
     sim.write(step.equation.results[0], sim.load(step.data))
 
 
+def _on_several_devices(program: Program) -> Iterator[Equation]:
+    """The operations whose address is one of a multicast object."""
+    for e in walk(program.body):
+        if e.op in OPS or (e.op == "semaphore_signal" and e.param("collective_axes")):
+            yield e
+
+
 def check_world(program: Program, mesh: Mapping[str, int]) -> None:
-    """UnsupportedCall for multimem operations in a call over other axes than the mesh has, or over several devices.
+    """UnsupportedCall for operations on several devices in a call over other axes than the mesh has, or over several devices.
 
     mesh: the axes of the mesh around, with their sizes; empty: there is none, and so one device.
     """
     if not mesh:
         return
-    for e in walk(program.body):
-        if e.op not in OPS:
-            continue
+    for e in _on_several_devices(program):
         axes = e.param("collective_axes")
         if set(axes) != set(mesh):
             raise UnsupportedCall(
@@ -185,8 +190,8 @@ def check_world(program: Program, mesh: Mapping[str, int]) -> None:
 
 
 def refuse_launch(plan: Any) -> None:
-    """NoMulticastObject for a kernel with multimem operations."""
-    e = next((e for e in walk(plan.program.body) if e.op in OPS), None)
+    """NoMulticastObject for a kernel with operations on several devices."""
+    e = next(_on_several_devices(plan.program), None)
     if e is not None:
         raise NoMulticastObject(
             f"{e.op} cannot be launched: its address is one of a multicast object (NVLink SHARP; cuMulticastCreate, with every "

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from .. import arguments
+from ..codegen.emit_multimem import BASE
 from ..errors import UnsupportedCall
 from ..program import Affine, Equation, Operand, View
 from .barriers import single
+from .multimem import mesh_axes
 from .registry import BOTH, WARP, WARPGROUP, gives, op, whole_number
 
 SCOPES = (WARPGROUP, WARP)
@@ -71,15 +73,22 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal, memory_scope: str = "sy
     if not operands:
         raise ValueError("semaphore_signal_parallel: no signals")
     elsewhere = next((f"device_id={arguments.shown(s.device_id)}" for s in signals if s.device_id is not None), "")
-    bind(signal_p, *operands, scope=memory_scope, elsewhere=elsewhere)
+    bind(signal_p, *operands, scope=memory_scope, elsewhere=elsewhere, collective_axes=())
 
 
 def semaphore_signal_multicast(semaphore: Any, value: Any = 1, *, collective_axes: Any) -> None:
-    """Refused with UnsupportedCall: the semaphores of other devices have no address in a kernel, as public JAX gives none."""
+    """Add `value` (an int32 scalar) to a semaphore on all devices along mesh axes, after all that this warpgroup has done.
+
+    collective_axes: a name or names, all axes of the mesh that `jax.shard_map` maps over.  Compiled, and simulated on one device,
+    as `multimem_store` is: NoMulticastObject where it would be launched, UnsupportedCall for a mesh of several devices.
+    PTX ISA 9.7.9.14, multimem.red, behind a fence of the system's scope.
+    """
     from ..frontend.primitives import bind
 
-    elsewhere = f"collective_axes={arguments.shown(collective_axes)}"
-    bind(signal_p, single(semaphore), value, scope="sys", elsewhere=elsewhere)
+    where = "semaphore_signal_multicast"
+    _number(where, value)
+    axes = mesh_axes(where, collective_axes)
+    bind(signal_p, single(semaphore), value, scope="sys", elsewhere="", collective_axes=axes)
 
 
 def semaphore_wait(semaphore: Any, value: Any = 1, *, decrement: bool = True, memory_scope: str = "sys") -> None:
@@ -134,7 +143,7 @@ def _checked(where: str, semaphore: Any, name: str = "", number: Any = None) -> 
 
 
 @signal_p.abstract
-def _(*operands: Any, scope: str, elsewhere: str) -> Any:
+def _(*operands: Any, scope: str, elsewhere: str, collective_axes: tuple[str, ...]) -> Any:
     for semaphore, inc in zip(operands[::2], operands[1::2], strict=True):
         _checked("semaphore_signal", semaphore, "inc", inc)
     return ()
@@ -169,7 +178,8 @@ def _uses(ctx: Any, e: Equation) -> tuple[SemaphoreUse, ...]:
     for v in views:
         if v.shape:
             raise UnsupportedCall(f"{e.op}: semaphores of shape {v.shape}; select one with semaphore.at[index]", e.line)
-    return tuple(SemaphoreUse(ctx.pointer(v.ref, e.line), v.ref.id, tuple(d.start for d in v.dims)) for v in views)
+    address = ctx.multicast_pointer if e.param("collective_axes") else ctx.pointer
+    return tuple(SemaphoreUse(address(v.ref, e.line), v.ref.id, tuple(d.start for d in v.dims)) for v in views)
 
 
 for _o in (signal_p, wait_p, read_p, fetch_add_p):
@@ -184,10 +194,10 @@ for _o in (read_p, fetch_add_p):
     _o.scratch(_told)
 
 
-def _place(out: Any, use: SemaphoreUse) -> str:
+def _place(out: Any, use: SemaphoreUse, base: str = "p") -> str:
     if not use.index:
-        return f"p{use.input}"
-    return f"p{use.input} + {out.global_index(use.input, [out.affine(i) for i in use.index])}"
+        return f"{base}{use.input}"
+    return f"{base}{use.input} + {out.global_index(use.input, [out.affine(i) for i in use.index])}"
 
 
 def _count(out: Any, x: Operand) -> str:
@@ -197,12 +207,14 @@ def _count(out: Any, x: Operand) -> str:
 @signal_p.emit(BOTH, SCOPES)
 def _(out: Any, step: Any) -> None:
     suffix = "_sys" if step.equation.param("scope") == "sys" else ""
+    everywhere = bool(step.equation.param("collective_axes"))
+    add, base = ("multimem_signal", BASE) if everywhere else (f"semaphore_add{suffix}", "p")
     out.after_loads()
     out.role_sync()
     with out.elected():
         out.line(f"semaphore_fence{suffix}();")
         for use, inc in zip(step.data, step.equation.operands[1::2], strict=True):
-            out.line(f"semaphore_add{suffix}({_place(out, use)}, {_count(out, inc)});")
+            out.line(f"{add}({_place(out, use, base)}, {_count(out, inc)});")
 
 
 @wait_p.emit(BOTH, SCOPES)

@@ -21,7 +21,7 @@ from mosaic_gpu.cli.stages import plan_json
 from mosaic_gpu.codegen.build import compile_plan
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.codegen.sass import disassemble
-from mosaic_gpu.errors import NoMulticastObject, Race, UninitializedRead, UnsupportedCall
+from mosaic_gpu.errors import Deadlock, NoMulticastObject, Race, UninitializedRead, UnsupportedCall
 from mosaic_gpu.ops.multimem import STORED, TYPES
 from mosaic_gpu.runtime.execute import launch_spec
 from mosaic_gpu.simulator import simulate
@@ -183,6 +183,68 @@ def test_never_launched(plan):
         jax.jit(kernel).trace(t).lower(lowering_platforms=("cuda",))
     x = numbers("float32", *t.shape)
     np.testing.assert_array_equal(np.asarray(kernel(x)), x)  # the simulator takes it
+
+
+def signals(x, o, s):
+    """Each block tells all devices, and waits for what all blocks of this one have said."""
+    plgpu.semaphore_signal_multicast(s.at[1], 3, collective_axes="d")  # signal
+    plgpu.semaphore_wait(s.at[1], 3 * BLOCKS, decrement=False)
+    own = plgpu.ds(lax.axis_index("b") * ROWS, ROWS)
+    o[own] = x[own]
+
+
+SIGNALS = dict(scratch_types=[plgpu.SemaphoreType.REGULAR((2,))], **GRID)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_signals(plan, compiled, arch):
+    """One reduction behind a fence of the system's scope, by the address on all devices; waits are by this one's."""
+    t = jax.ShapeDtypeStruct((BLOCKS * ROWS, COLUMNS), np.float32)
+    p = plan(signals, t, out=t, arch=arch, **SIGNALS)
+    x = numbers("float32", *t.shape)
+    np.testing.assert_array_equal(simulate(p, [x])[0], x)
+    assert p.multicast == (2,) and set(p.pointers) == {0, 1, 2}
+    kernel = re.sub(r"#line.*\n", "", emit(p).split("kernel.cu")[-1])
+    assert re.search(r"semaphore_fence_sys\(\);\s*multimem_signal\(multicast2 \+ [^;]*, \(int\)\(3\)\);", kernel)
+    assert "semaphore_wait(p2 + " in kernel
+    report = compiled(p)
+    assert report.complaints() == [] and (report.mnemonics["MEMBAR"], report.mnemonics["REDG"]) == (2, 1)
+
+
+def test_signals_that_nobody_makes_are_missed(plan):
+    """They are counted: one too few and the wait does not end."""
+
+    def one_block(x, o, s):
+        plgpu.when(lax.axis_index("b") == 0)(lambda: plgpu.semaphore_signal_multicast(s.at[0], collective_axes="d"))
+        plgpu.semaphore_wait(s.at[0], BLOCKS, decrement=False)
+        o[...] = x[...]
+
+    t = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
+    with pytest.raises(Deadlock):
+        simulate(plan(one_block, t, out=t, **SIGNALS), [numbers("float32", ROWS, COLUMNS)])
+
+
+def test_signals_are_never_launched(plan):
+    t = jax.ShapeDtypeStruct((BLOCKS * ROWS, COLUMNS), np.float32)
+    with pytest.raises(NoMulticastObject, match="semaphore_signal cannot be launched: its address") as e:
+        launch_spec(plan(signals, t, out=t, **SIGNALS))
+    assert e.value.line is not None and e.value.line.file == __file__
+
+
+def test_signals_on_several_axes():
+    def body(x, o, s):
+        plgpu.semaphore_signal_multicast(s.at[0], collective_axes="d")
+        o[...] = x[...]
+
+    t = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
+    mesh = jax.make_mesh((1, 1), ("d", "e"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    kernel = plgpu.kernel(body, t, interpret=True, scratch_types=SIGNALS["scratch_types"])
+    with pytest.raises(
+        UnsupportedCall, match=r"semaphore_signal\(collective_axes=\('d',\)\): the mesh has \('d', 'e'\)"
+    ):
+        jax.jit(jax.shard_map(kernel, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False))(
+            numbers("float32", ROWS, COLUMNS)
+        )
 
 
 def mapped(axes, devices, names=("d",)):

@@ -407,7 +407,6 @@ def test_scopes(plan):
     ("call", "message"),
     [
         (lambda s: plgpu.semaphore_signal(s, device_id=1), "semaphores of other devices"),
-        (lambda s: plgpu.semaphore_signal_multicast(s, collective_axes="x"), "semaphores of other devices"),
     ],
 )
 def test_other_devices(plan, call, message):

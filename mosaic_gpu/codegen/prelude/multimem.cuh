@@ -15,6 +15,11 @@ DI void multimem_store(void* place, u64 a) {
   asm volatile("multimem.st.relaxed.sys.global.b64 [%0], %1;" ::"l"(place), "l"(a) : "memory");
 }
 
+// Adds to a semaphore of each device; in order with a fence before it only.
+DI void multimem_signal(int* place, int x) {
+  asm volatile("multimem.red.relaxed.sys.global.add.s32 [%0], %1;" ::"l"(place), "r"(x) : "memory");
+}
+
 #define MOSAIC_MULTIMEM(name, type, letter, operation)                                                              \
   DI void name(type& a, const void* place) {                                                                        \
     asm volatile("multimem.ld_reduce.relaxed.sys.global." operation " %0, [%1];" : "=" letter(a) : "l"(place) : "memory"); \
