@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import Line, UnsupportedCall, UnsupportedPrimitive
+from ..errors import Line, UnsupportedCall
 from ..program import Equation, Operand
 
 if TYPE_CHECKING:
     from .trace import Tracer
 
+MOST_KEYS = 64  # of a split, each of a hundred instructions where it is used
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
@@ -33,12 +34,36 @@ class Key:
     shape: tuple[int, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """What a split gives: keys that are taken by numbers known when the kernel is traced."""
+
+    keys: tuple[Key, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.keys),)
+
+
+def taken(name: str, keys: Keys, params: dict[str, Any], line: Line | None) -> list[Any]:
+    """The results of an operation that takes some of the keys of a split."""
+    if name == "slice":
+        start, stop = params["start_indices"][0], params["limit_indices"][0]
+        return [Keys(keys.keys[start : stop : (params["strides"] or (1,))[0]])]
+    if name in ("squeeze", "reshape") and len(keys.keys) == 1 and not params.get("new_sizes"):
+        return [keys.keys[0]]
+    if name == "unstack":
+        return list(keys.keys)
+    refuse_keys(name, [keys], line)
+    raise AssertionError
+
+
 def refuse_keys(what: str, operands: Sequence[Any], line: Line | None) -> None:
     """UnsupportedCall where a key is carried or taken apart: it is no array here."""
-    if any(isinstance(o, Key) for o in operands):
+    if any(isinstance(o, (Key, Keys)) for o in operands):
         raise UnsupportedCall(
-            f"{what} of a PRNG key: a kernel only folds, splits and draws from keys. Carry a counter, and fold it into a key "
-            "that stays outside: jax.random.fold_in(key, i)",
+            f"{what} of a PRNG key: a kernel only folds, splits and draws from keys, and takes those of a split by number. Carry "
+            "a counter, and fold it into a key that stays outside: jax.random.fold_in(key, i)",
             line,
         )
 
@@ -106,7 +131,23 @@ def _bits(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
 
 
 def _split(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
-    raise UnsupportedPrimitive("jax.random.split in a kernel: use jax.random.fold_in(key, i) for the i-th key", line)
+    """Key i is the bits of number i."""
+    shape = tuple(e.params["shape"])
+    if len(shape) != 1 or shape[0] > MOST_KEYS:
+        raise UnsupportedCall(
+            f"jax.random.split into {shape} keys in a kernel: at most {MOST_KEYS}, in one dimension; jax.random.fold_in(key, i) "
+            "makes the i-th of any number",
+            line,
+        )
+    pair = _pair(tr.read(e.invars[0]), line)
+    found = []
+    for i in range(shape[0]):
+
+        def key(high: Any, low: Any, i: int = i) -> tuple[Any, Any]:
+            return threefry2x32(high, low, jnp.uint32(0), jnp.uint32(i))
+
+        found.append(Key(*_inlined(tr, key, pair, out, line)))
+    tr.env[e.outvars[0]] = Keys(tuple(found))  # type: ignore[assignment]
 
 
 def _pair(key: Any, line: Line | None) -> tuple[Operand, Operand]:

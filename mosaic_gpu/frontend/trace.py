@@ -22,7 +22,7 @@ from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Valu
 from .foreign import STATIC_START
 from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
-from .random import key_of_constant, refuse_keys
+from .random import Keys, key_of_constant, refuse_keys, taken
 from .structured import STRUCTURED
 
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -206,6 +206,9 @@ class Tracer:
             if accuracy is not None:
                 params["accuracy"] = accuracy
             inputs = tuple(self.read(v) for v in e.invars)
+            if inputs and isinstance(inputs[0], Keys):
+                self.bind(e.outvars, taken(name, inputs[0], e.params, line))
+                return
             refuse_keys(name, inputs, line)
             if name in ELEMENTWISE:
                 inputs = tuple(self.widened(x, e.outvars[0].aval.shape, out, line) for x in inputs)

@@ -35,8 +35,8 @@ TRITON = """
 # Primitives that the front end takes apart: nothing of them is left for the tables.
 INLINED = """
     add_any addupdate call_hi_primitive checkpoint closed_call core_call custom_jvp_call custom_vjp_call eval_jaxpr jit
-    multiple_of optimization_barrier pjit platform_index pvary random_bits random_fold_in random_seed remat remat2 reshard scan
-    stop_gradient
+    multiple_of optimization_barrier pjit platform_index pvary random_bits random_fold_in random_seed random_split remat
+    remat2 reshard scan stop_gradient
 """.split()
 
 # name of JAX's: (what a user writes, the operation here that it becomes)

@@ -65,8 +65,13 @@ def test_scan_of_scalars():
         lambda k: jax.random.uniform(k, (24, 10)),
         lambda k: jax.random.normal(jax.random.fold_in(k, 7), (64, 4)),
         lambda k: jax.random.bernoulli(k, 0.3, (40,)).astype(jnp.int32),
+        lambda k: jax.random.randint(k, (24, 10), -5, 1000),
+        lambda k: jax.random.bits(jax.random.split(k, 5)[3], (40,)),
+        lambda k: jax.random.bits(jax.random.split(k, 6)[1:5:2][1], (40,)),
+        lambda k: sum(jax.random.bits(own, (8,)) for own in jax.random.split(k, 3)),
+        lambda k: jax.random.permutation(k, 48),
     ],
-    ids=["bits32", "bits16", "uniform", "normal", "bernoulli"],
+    ids="bits32 bits16 uniform normal bernoulli randint split some_of_a_split every_key permutation".split(),
 )
 def test_random(draw, compiled):
     """The same numbers as outside of a kernel, from a seed that is read at run time and from a key closed over."""

@@ -142,7 +142,7 @@ case(
 case("constants as an index", lambda a, b: b.__setitem__(..., a[np.array([1, 5])]), x(256), out=o(2))
 case(
     "keys split in a kernel",
-    lambda a, b: b.__setitem__(0, jax.random.uniform(jax.random.split(jax.random.key(a[0]))[0], ())),
+    lambda a, b: b.__setitem__(0, jax.random.uniform(jax.random.split(jax.random.key(a[0]), 65)[0], ())),
     x(1, dtype=np.int32),
     out=o(1),
 )
