@@ -228,8 +228,8 @@ def _kernel(
             plgpu.wgmma(acc, p, v_tile.at[slot, :, plgpu.ds(0, wide)])
 
         def end_values(count: Any, top: Any = None, others: int = 0) -> None:
-            """Wait for P V, and before that for the maximum `top`, so that the softmax runs under it; V is free."""
-            plgpu.wgmma_wait(others, after=top)
+            """Wait for P V, and before that for the maximum `top`, of one row, so that the softmax runs under it; V is free."""
+            plgpu.wgmma_wait(others, after=top, first=top is not None)
             plgpu.barrier_arrive(v_empty.at[plgpu.rem(count, stages)])
 
         def first_softmax(scores: Any, tile: Any, needed: Any) -> Any:

@@ -131,12 +131,12 @@ class ValueEmitter(Text):
         for k in range(0, count, 8):
             self.line(" ".join(texts[k : k + 8]))
 
-    def tie(self, o: Operand) -> None:
-        """Nothing that comes after is done before `o`, a float32 array, has been computed: each thread's first element of it, so
-        that what the others are made of may still run beside what comes after."""
+    def tie(self, o: Operand, first: bool) -> None:
+        """Nothing that comes after is done before `o`, a float32 array, has been computed; first: its first element."""
         if isinstance(o, Value):
-            first = self.element(o, 0)
-            self.line(f"order_after({first} + {first}, smem);")  # a sum: it makes every NaN the same
+            elements = [self.element(o, i) for i in range(1 if first else self.registers(o))]
+            total = " + ".join([*elements, elements[0]])  # a sum even of one: it makes every NaN the same
+            self.line(f"order_after({total}, smem);")
 
     def expect_layout(self, o: Operand, layout: RegisterLayout, what: Any) -> None:
         have = self.layout(o)

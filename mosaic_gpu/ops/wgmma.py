@@ -139,22 +139,27 @@ def _(sim: Any, step: Any) -> None:
     sim.wgmma(step.data)
 
 
-def wgmma_wait(n: int, *, after: Any = None) -> None:
+def wgmma_wait(n: int, *, after: Any = None, first: bool = False) -> None:
     """Wait until at most `n` of this warpgroup's wgmma groups are in flight (groups end in order).
 
-    after: a float32 array that is computed under the products that are waited for.  ptxas moves a wait ahead of arithmetic that
-    does not need it, and what was meant to run under a product then runs after it; this ties the wait to each thread's first
-    element of the array, at the cost of three instructions.  A maximum or a sum of many elements is the best one to name: it
-    depends on all of them.  It changes no result.
+    after: a float32 array that was computed under the products that are waited for, and must be computed by then.  ptxas
+    moves a wait ahead of arithmetic that does not need it, and what was meant to run under a product then runs after it;
+    this ties the wait to the values, at the cost of three instructions.  A maximum or a sum of many elements is the best one
+    to name: it has few registers and depends on all of them.  It changes no result.
+    first: only each thread's first element must be there.  Of the maxima of a WGMMA tile, that is one of its two rows: what
+    is made of it can run beside the maximum of the other.
     """
     from ..frontend.primitives import bind
 
     n = arguments.whole("wgmma_wait", "n", n, 0, 63)
-    bind(wgmma_wait_p, after, n=n)
+    first = arguments.flag("wgmma_wait", "first", first)
+    if first and after is None:
+        raise ValueError("wgmma_wait(first=True): the first elements of which array? Give after=, too")
+    bind(wgmma_wait_p, after, n=n, first=first)
 
 
 @wgmma_wait_p.abstract
-def _(after: Any = None, *, n: int) -> Any:
+def _(after: Any = None, *, n: int, first: bool) -> Any:
     if after is not None and (after.space is not None or after.dtype != "float32"):
         raise TypeError(f"wgmma_wait(after=): a float32 array, not {'a Ref' if after.space else after.dtype}")
     return ()
@@ -163,7 +168,7 @@ def _(after: Any = None, *, n: int) -> Any:
 @wgmma_wait_p.emit((SM90,))
 def _(out: Any, step: Any) -> None:
     for after in step.equation.operands:
-        out.tie(after)
+        out.tie(after, step.equation.param("first"))
     out.line(f"wgmma_wait<{step.equation.param('n')}>();")
 
 

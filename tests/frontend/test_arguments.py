@@ -151,7 +151,7 @@ INSIDE = {
     "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
     "warp_map": dict(f=lambda w: None),
     "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b")),
-    "wgmma_wait": dict(n=0, after=Operand("array")),
+    "wgmma_wait": dict(n=0, after=Operand("array"), first=False),
     "when": dict(condition=True),
     "when_any_in_warp": dict(condition=Operand("mask")),
 }

@@ -58,7 +58,8 @@ def test_every_branch_and_what_follows_waits_for_ldmatrix() -> None:
         arrive(second)
 
     assert with_ldmatrix(both).count("order_after(") >= 2
-    assert with_ldmatrix(later).count("order_after(") >= 2
+    waits, *_ = with_ldmatrix(later).split("mbarrier_arrive(")  # of a branch that only arrives no branch is left
+    assert waits.count("order_after(") == 1
     assert "order_after(" not in with_ldmatrix(lambda *_: None).split("wgmma_wait")[0]
 
 
