@@ -35,7 +35,7 @@ def bad(x, o):
     b = jnp.fft.fft(a).real  # fft
     c = plgpu.load(x, layout=plgpu.Layout.TCGEN05_TMEM_NATIVE)
     d = jax.scipy.special.i0e(a)  # bessel
-    e = jax.random.split(jax.random.key(3))  # split
+    e = jax.random.split(jax.random.key(3), 65)  # split
     o[...] = a + c  # conflict
     plgpu.set_max_registers(17, action="decrease")  # budget
 
@@ -164,7 +164,7 @@ def test_every_failure_at_once(verb, source):
             ("UnsupportedPrimitive", "'real'"),
         ],
         line_of("bessel"): [("UnsupportedPrimitive", "'bessel_i0e'")],
-        line_of("split"): [("UnsupportedPrimitive", "jax.random.split")],
+        line_of("split"): [("UnsupportedCall", "jax.random.split")],
         line_of("conflict"): [("LayoutConflict", "add")],
         line_of("budget"): [("RegisterBudgetError", "set_max_registers(17):")],
     }

@@ -27,6 +27,9 @@ CALLS: dict[str, list[str]] = {
         "f[0] = float_of_bits(as_bits(f[1]))",
         "f[0] = (float)float_of_bits(as_bits((double)f[1]))",
         "h[0] = next_bits(h[0], h[1], f[0], f[1])",
+        "u[0] = count_from_end((int)u[1], 7)",
+        "u[0] = order_keyf(f[0])",
+        "u[0] = (u32)order_key((double)f[0])",
     ],
     "mbarrier": [
         "mbarrier_init(u[0], 1)",
@@ -87,6 +90,7 @@ CALLS: dict[str, list[str]] = {
         for kind in kinds
     ],
     "multimem": [
+        "multimem_signal((int*)out, 3)",
         "multimem_store(out, u[0])",
         "multimem_store(out, u[0], u[1])",
         "multimem_store(out, u[0], u[1], u[2], u[3])",
