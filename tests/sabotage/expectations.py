@@ -15,6 +15,10 @@ _V_COVERS_K = (
     "E4: before this K is refilled the producer waits for a V that is released when both have ended; for the scores the "
     "planner waits itself"
 )
+_K_COVERS_V = (
+    "E4: before this V is refilled the producer waits for a K whose scores began behind the last product with the V before, and "
+    "which is released when both have ended"
+)
 _COUNTS = "no load here has the count that makes the difference: a tile has more key blocks"
 _LATER = "C6: it waits for another slot, which is released later"
 _TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
@@ -88,6 +92,8 @@ EQUIVALENT: dict[str, str] = {
                 "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete wgmma_wait#4": _K_COVERS_V,
+                "wgmma_wait#4: n 1 -> 2": _K_COVERS_V,
                 "delete barrier_arrive v_empty#1": _LAST,
                 "turns: num_warpgroups 2 -> 1": _TURNS,
                 **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
@@ -124,6 +130,9 @@ EQUIVALENT: dict[str, str] = {
                 "wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete wgmma_wait#4": _K_COVERS_V,
+                "wgmma_wait#4: n 1 -> 2": _K_COVERS_V,
+                "delete barrier_wait v_empty#0": _K_COVERS_V,
                 "delete barrier_arrive v_empty#1": _LAST,
                 "when(named_barrier_arrive turns#0): eq 2 -> eq 1": _OTHER_TURN,
                 **{f"named_barrier_arrive turns#{i}: slot of turns +1": _OTHER_TURN for i in range(4)},
@@ -142,6 +151,8 @@ EQUIVALENT: dict[str, str] = {
                 "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete wgmma_wait#4": _K_COVERS_V,
+                "wgmma_wait#4: n 1 -> 2": _K_COVERS_V,
                 "delete barrier_arrive v_empty#1": _LAST,
                 **{f"delete barrier_arrive q_empty#{i}": _NOT_RUN for i in (0, 2)},
                 **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
