@@ -323,12 +323,21 @@ def substitute_affine(a: Affine, env: dict[int, Operand]) -> Affine:
 
 
 def substitute_all(equations: tuple[Equation, ...], env: dict[int, Operand]) -> tuple[Equation, ...]:
-    """Equations with operands replaced, in regions too."""
+    """Equations with operands replaced, in regions too, and what regions bind where a Value stands for it."""
+
+    def bound(v: Value) -> Value:
+        found = env.get(v.id, v)
+        return found if isinstance(found, Value) else v
+
     return tuple(
         e.with_(
             operands=tuple(substitute(o, env) for o in e.operands),
             regions=tuple(
-                Region(r.inputs, substitute_all(r.equations, env), tuple(substitute(o, env) for o in r.outputs))
+                Region(
+                    tuple(bound(v) for v in r.inputs),
+                    substitute_all(r.equations, env),
+                    tuple(substitute(o, env) for o in r.outputs),
+                )
                 for r in e.regions
             ),
         )

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ..memory import SwizzleTransform, TilingTransform
-from ..program import DimIndex, Equation, Operand, Program, Region, Value, View, substitute, walk
+from ..program import DimIndex, Equation, Program, Value, View, substitute_all, walk
 from .shared import itemsize
 
 MMAS = ("wgmma", "tcgen05_mma")
@@ -43,7 +43,7 @@ def with_tilings(program: Program) -> Program:
         for o in e.operands:
             if isinstance(o, View) and o.ref.id in read:
                 uses[o.ref.id].append((e.op, o))
-    env: dict[int, Operand] = {}
+    env: dict[int, Value] = {}
     for id, views in uses.items():
         ref = views[0][1].ref
         tiled = _tiled(ref, views, read[id]) if ref.space is not None else None
@@ -51,8 +51,8 @@ def with_tilings(program: Program) -> Program:
             env[id] = tiled
     if not env:
         return program
-    scratch = tuple(_new(v, env) for v in program.scratch)
-    return dataclasses.replace(program, scratch=scratch, body=_rewritten(program.body, env))
+    scratch = tuple(env.get(v.id, v) for v in program.scratch)
+    return dataclasses.replace(program, scratch=scratch, body=substitute_all(program.body, dict(env)))
 
 
 def _read_by_tensor_core(program: Program) -> dict[int, list[View]]:
@@ -118,23 +118,4 @@ def _fits(d: DimIndex, unit: int, extent: int) -> bool:
         return False
     return d.size == extent or (
         d.size % unit == d.start.const % unit == 0 and all(f % unit == 0 for _, f in d.start.terms)
-    )
-
-
-def _new(v: Value, env: Mapping[int, Operand]) -> Value:
-    found = env.get(v.id, v)
-    assert isinstance(found, Value)
-    return found
-
-
-def _rewritten(equations: tuple[Equation, ...], env: dict[int, Operand]) -> tuple[Equation, ...]:
-    return tuple(
-        e.with_(
-            operands=tuple(substitute(o, env) for o in e.operands),
-            regions=tuple(
-                Region(tuple(_new(v, env) for v in r.inputs), _rewritten(r.equations, env), r.outputs)
-                for r in e.regions
-            ),
-        )
-        for e in equations
     )
