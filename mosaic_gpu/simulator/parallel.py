@@ -16,6 +16,7 @@ import atexit
 import dataclasses
 import os
 import pickle
+import queue
 import struct
 import subprocess
 import sys
@@ -292,20 +293,27 @@ def _outcome(machine: Machine, clusters: range) -> Outcome:
     return Outcome(parts, error, machine.report)
 
 
+def _listen(source: IO[bytes], messages: queue.SimpleQueue[bytes]) -> None:
+    """Take messages as they come, and end this process with the other one: also if that was killed while this one is at work."""
+    try:
+        while True:
+            messages.put(_receive(source))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
 def serve() -> None:
     """A worker: jobs and ranges come on standard input, outcomes go to standard output."""
     from .machine import Machine, global_memory
 
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed does not belong between the messages
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, messages), daemon=True).start()
     machine: Machine | None = None
     reply: Outcome | str | None
     while True:
-        try:
-            message = pickle.loads(_receive(source))
-        except EOFError:
-            return
-        reply = None
+        message, reply = pickle.loads(messages.get()), None
         try:
             if isinstance(message, range):
                 assert machine is not None

@@ -231,3 +231,40 @@ def test_a_script_without_a_guard_runs_once_and_leaves_nobody(tmp_path: Any) -> 
     while any(os.path.exists(f"/proc/{pid}") for pid in pids.split()):
         assert time.time() < deadline, "a worker has outlived its parent"
         time.sleep(0.05)
+
+
+ENDLESS = """
+import jax, numpy as np
+import mosaic_gpu as plgpu
+from mosaic_gpu.simulator import parallel
+
+@plgpu.kernel(out_type=jax.ShapeDtypeStruct((2,), np.int32), grid=(2,), grid_names=("i",),
+              interpret=plgpu.SimulatorParams(processes=2))
+def kernel(n, y):
+    y[jax.lax.axis_index("i")] = jax.lax.fori_loop(0, n[0], lambda i, x: x + i, 0)
+
+kernel(np.ones(1, np.int32))
+print(*(w.process.pid for w in parallel._pool.workers), flush=True)
+kernel(np.full(1, 2**31 - 1, np.int32))
+"""
+
+
+def test_workers_end_with_a_parent_that_was_killed_while_they_work() -> None:
+    """Found by a user whose endless simulations, ended by `timeout`, went on taking processors."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+    ) as parent:
+        assert parent.stdout is not None
+        pids = parent.stdout.readline().split()
+        assert len(pids) == 2
+        deadline = time.time() + 60
+        used = -1.0
+        while used < 0.5:  # seconds of their processors: they are at work on the second call
+            used = min(sum(map(int, open(f"/proc/{pid}/stat").read().split()[13:15])) for pid in pids) / 100 - 1.5
+            assert parent.poll() is None and time.time() < deadline
+            time.sleep(0.1)
+        parent.kill()
+    deadline = time.time() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.time() < deadline, "a worker has outlived its parent"
+        time.sleep(0.05)
