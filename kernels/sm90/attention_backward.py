@@ -233,7 +233,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
     aliases = None
     if sums is not None:
         scratch += [
-            tiles_of(ds_stages * key_tiles, ROWS, queries, dtype),
+            tiles_of(ds_stages * key_tiles, queries, ROWS, dtype),  # dS, no longer transposed
             plgpu.SMEM((c.dq_stages, columns * ROWS // LANES, LANES), jnp.float32),
             plgpu.Barrier(num_arrivals=key_tiles, num_barriers=ds_stages),
             plgpu.Barrier(num_barriers=ds_stages),

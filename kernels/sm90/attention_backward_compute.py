@@ -65,7 +65,7 @@ def both_results(
 
         ds = plgpu.run_scoped(scope, plgpu.ACC((ROWS, queries)))
         if build.with_dq:
-            ds_tile[ds_slot * build.key_tiles + wg] = ds
+            ds_tile.at[ds_slot * build.key_tiles + wg].transpose((1, 0))[...] = ds
             plgpu.commit_smem()
             plgpu.barrier_arrive(ds_barriers[0].at[ds_slot])
         plgpu.barrier_arrive(do_empty.at[slot])
@@ -253,7 +253,7 @@ def make_dk(
             def _() -> None:
                 plgpu.barrier_wait(ds_barriers[1].at[ds_slot])
 
-            ds_tile[ds_slot] = ds
+            ds_tile.at[ds_slot].transpose((1, 0))[...] = ds
             plgpu.commit_smem()
             plgpu.barrier_arrive(ds_barriers[0].at[ds_slot])
         return ds

@@ -189,7 +189,7 @@ def make_dq(work: Work, dq_sum: Any, k_tile: Any, ds_tile: Any, dq_tile: Any, k_
                     plgpu.ds(plgpu.rem(j, parts) * columns, columns),
                 )
                 for w in range(build.key_tiles):
-                    ds = ds_tile.at[ds_slot * build.key_tiles + w, :, rows].transpose((1, 0))
+                    ds = ds_tile.at[ds_slot * build.key_tiles + w, rows]
                     plgpu.wgmma(dq_acc, ds, k_tile.at[w, :, some])
                 plgpu.wgmma_wait(0)
                 return dq_acc[...]

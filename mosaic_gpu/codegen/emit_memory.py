@@ -133,17 +133,14 @@ class MemoryEmitter(ValueEmitter):
     def shared_offset(self, layout: SharedLayout, base: int, coordinates: list[str]) -> str:
         """Byte offset of an element, swizzled, as a C expression."""
         terms = [str(base)] if base else []
-        for c, digits in zip(coordinates, layout.strides(), strict=True):
+        for c, digits in zip(coordinates, layout.places(), strict=True):
             if c == "0":
                 continue
             if len(digits) == 1:
                 terms.append(f"({c}) * {digits[0][1]}")
             else:
-                (inner, inner_stride), (_, outer_stride) = digits
-                if outer_stride == inner * inner_stride:
-                    terms.append(f"({c}) * {inner_stride}")
-                else:
-                    terms.append(f"({c}) / {inner} * {outer_stride} + ({c}) % {inner} * {inner_stride}")
+                (inner, stride), (_, outer) = digits
+                terms.append(f"({c}) / {inner} * {outer} + ({c}) % {inner} * {stride}")
         offset = " + ".join(terms) or "0"
         return f"swizzle<{layout.swizzle}>({offset})" if layout.swizzle else f"({offset})"
 
@@ -164,21 +161,28 @@ class MemoryEmitter(ValueEmitter):
             self._move(f"{base} + {offset}", x, i, width, store)
 
     def _shared_places(self, view: View, layout: RegisterLayout, width: int) -> Iterator[tuple[int, str]]:
-        """(first register, its byte offset in shared memory) of each `width` registers of a thread."""
+        """(first register, its byte offset in shared memory) of each `width` registers of a thread.
+
+        An offset is that of one of few registers, which is computed, and a constant, which the instruction takes.
+        """
         buffer = self.plan.buffers[view.ref.id]
         name = f"o{self.fresh()}"
         bases = {d: f"{name}_{k}" for k, d in enumerate(view.kept)}
-        self._thread_coordinates(name, layout, view)
+        self._thread_coordinates(name, layout, view, "u32")
+        computed: dict[tuple[int, ...], str] = {}
         for i in range(0, layout.registers, width):
             part = layout.register_part(i)
-            coordinates = []
-            for d, index in enumerate(view.dims):
-                if d in bases:
-                    shift = part[view.kept.index(d)] * index.stride
-                    coordinates.append(f"{bases[d]} + {shift}" if shift else bases[d])
-                else:
-                    coordinates.append(self.affine(index.start))
-            yield i, self.shared_offset(buffer.layout, buffer.offset, coordinates)
+            shifts = [part[view.kept.index(d)] * x.stride if d in bases else 0 for d, x in enumerate(view.dims)]
+            rest, distance = buffer.layout.distance(shifts)
+            if rest not in computed:
+                computed[rest] = f"{name}_at{len(computed)}"
+                coordinates = [
+                    (f"{bases[d]} + {rest[d]}" if rest[d] else bases[d]) if d in bases else self.affine(index.start)
+                    for d, index in enumerate(view.dims)
+                ]
+                offset = self.shared_offset(buffer.layout, buffer.offset, coordinates)
+                self.line(f"u32 {computed[rest]} = {offset};")
+            yield i, f"{computed[rest]} + {distance}" if distance else computed[rest]
 
     def async_store(self, step: Any) -> None:
         """One thread announces the bytes to the other block's barrier, by one of the user's arrivals; all of them store."""
@@ -199,13 +203,13 @@ class MemoryEmitter(ValueEmitter):
                 values = ", ".join(f"as_u32({self.name(x)}[{first + k}])" for k in range(words))
                 self.line(f"store_async_{words}(to + {offset}, bar, {values});")
 
-    def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View) -> None:
-        """Where this thread's first register lies along each kept dimension of the buffer."""
+    def _thread_coordinates(self, name: str, layout: RegisterLayout, view: View, kind: str = "int") -> None:
+        """Where this thread's first register lies along each kept dimension of the buffer; kind: the variables' type."""
         for k, d in enumerate(view.kept):
             start, stride = self.affine(view.dims[d].start), view.dims[d].stride
             part = self.thread_part(layout, k)
             self.line(
-                f"int {name}_{k} = "
+                f"{kind} {name}_{k} = "
                 + (part if stride == 1 else f"({part}) * {stride}")
                 + (f" + {start}" if start != "0" else "")
                 + ";"
@@ -244,15 +248,17 @@ class MemoryEmitter(ValueEmitter):
     def _matrices(
         self, view: View, x: Operand, layout: RegisterLayout, shared: SharedLayout, base: int, store: bool
     ) -> bool:
-        """A 16-bit WGMMA array from or to rows of shared memory: ldmatrix and stmatrix move four 8x8 pieces at once."""
+        """A 16-bit WGMMA array from or to shared memory: ldmatrix and stmatrix move four 8x8 pieces at once."""
         if not isinstance(x, Value) or x.dtype != view.dtype or not by_matrix(layout, view, shared):
             return False
         m, n = layout.shape
         rows, columns = view.kept
-        start = view.dims[columns].start
-        name, packed = f"o{self.fresh()}", self.name(x)
-        self.line(f"int {name}_r = here(warp) * 16 + here(lane) % 16 + {self.affine(view.dims[rows].start)};")
-        self.line(f"int {name}_c = here(lane) / 16 * 8 + {self.affine(start)};")
+        name, packed, trans = f"o{self.fresh()}", self.name(x), "_trans" if view.is_transposed else ""
+        row, column = "here(lane) % 16", "here(lane) / 16 * 8"  # where a lane's line of 8 elements begins
+        if trans:
+            row, column = "here(lane) / 8 % 2 * 8", "here(lane) % 8 + here(lane) / 16 * 8"
+        self.line(f"u32 {name}_r = here(warp) * 16 + {row} + {self.affine(view.dims[rows].start)};")
+        self.line(f"u32 {name}_c = {column} + {self.affine(view.dims[columns].start)};")
 
         def address(row: int, column: int) -> str:
             coordinates = [self.affine(d.start) for d in view.dims]
@@ -260,7 +266,7 @@ class MemoryEmitter(ValueEmitter):
             coordinates[columns] = f"{name}_c + {column}" if column else f"{name}_c"
             return f"smem + {self.shared_offset(shared, base, coordinates)}"
 
-        shifts = matrix_shifts(start, n, columns, shared)
+        shifts = matrix_shifts(view, n, shared)
         for mi in range(m // 64):
             if shifts is not None:
                 self.line(f"u32 {name}_{mi} = {address(64 * mi, 0)};")
@@ -272,7 +278,8 @@ class MemoryEmitter(ValueEmitter):
                     place = f"({name}_{mi} ^ {flips}) + {distance}" if flips else f"{name}_{mi} + {distance}"
                 first = mi * (n // 4) + 4 * j
                 registers = ", ".join(f"{packed}[{first + k}]" for k in range(4))
-                self.line(f"stmatrix_x4({place}, {registers});" if store else f"ldmatrix_x4({registers}, {place});")
+                store_, load_ = f"stmatrix_x4{trans}({place}, {registers});", f"ldmatrix_x4{trans}({registers}, {place});"
+                self.line(store_ if store else load_)
         if not store:
             self.note_loads([f"{packed}[{i}]" for i in range(0, self.registers(x), 4)])
         return True

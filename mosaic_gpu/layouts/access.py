@@ -48,36 +48,40 @@ def together(width: int, dtype: str) -> int:
 
 
 def by_matrix(layout: RegisterLayout, view: View, shared: SharedLayout) -> bool:
-    """Whether ldmatrix and stmatrix move this layout: four 8x8 pieces of a 16-bit WGMMA array, rows of 16 bytes.
+    """Whether ldmatrix and stmatrix move this layout: four 8x8 pieces of a 16-bit WGMMA array, lines of 16 bytes.
 
-    Both reach the block's own memory only.
+    The lines are along the array's columns or, of a transposed view, along its rows (`.trans`).  Both reach the block's own
+    memory only.
     """
-    if view.dtype not in PACKED or len(layout.shape) != 2 or view.is_transposed or view.peer:
+    if view.dtype not in PACKED or len(layout.shape) != 2 or view.peer:
         return False
     m, n = layout.shape
-    tile_columns = shared.tile[-1] if shared.tile else shared.shape[-1]
-    if m % 64 or n % 16 or not layout.same_map(wgmma((m, n))) or tile_columns % 8:
+    line = shared.tile[-1] if shared.tile else shared.shape[-1]
+    if m % 64 or n % 16 or not layout.same_map(wgmma((m, n))) or line % 8:
         return False
-    _, columns = view.kept
-    start = view.dims[columns].start
-    if columns != len(view.ref.shape) - 1 or start.const % 8 or any(f % 8 for _, f in start.terms):
+    along = view.kept[0 if view.is_transposed else 1]
+    start = view.dims[along].start
+    if along != len(view.ref.shape) - 1 or start.const % 8 or any(f % 8 for _, f in start.terms):
         return False
     return all(view.dims[d].stride == 1 for d in view.kept)
 
 
-def matrix_shifts(start: Affine, n: int, columns: int, shared: SharedLayout) -> list[tuple[int, int]] | None:
-    """For each 16 of `n` columns from `start` on, how a thread's address follows from that of the first: (XOR, then plus).
+def matrix_shifts(view: View, n: int, shared: SharedLayout) -> list[tuple[int, int]] | None:
+    """For each 16 of the array's `n` columns, how a thread's address follows from that of the first: (XOR, then plus).
 
-    None where it does not follow.  A thread is at column `start` or 8 further (PTX ISA 9.7.14.5.15, ldmatrix).
+    None where it does not follow.  A thread is at the first of them or 8 further (PTX ISA 9.7.14.5.15, ldmatrix).
     """
-    digits = shared.strides()[columns]
-    inner, step = digits[0]
-    whole = [f for _, f in start.terms]
+    if view.is_transposed:  # a column is a line of its own
+        steps = [0] * len(shared.shape)
+        steps[view.kept[1]] = 16
+        rest, distance = shared.distance(steps)
+        return None if any(rest) else [(0, distance * j) for j in range(n // 16)]
+    start, digits = view.dims[view.kept[1]].start, shared.strides()[view.kept[1]]
+    (inner, step), outer = digits[0], digits[1][1] if len(digits) > 1 else 0
     if len(digits) == 1 and not shared.swizzle:
         return [(0, 16 * j * step) for j in range(n // 16)]
-    if start.const % inner or any(f % inner for f in whole) or (inner > 8 and inner % 16):
+    if start.const % inner or any(f % inner for _, f in start.terms) or (inner > 8 and inner % 16):
         return None
-    outer = digits[1][1] if len(digits) > 1 else 0
     if shared.swizzle and outer % (8 * shared.swizzle):  # what the swizzle looks at must stay
         return None
     out = []

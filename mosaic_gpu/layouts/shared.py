@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,27 @@ class SharedLayout:
             out[d] = ((self.shape[d], step),)
             step *= self.shape[d]
         return out
+
+    def places(self) -> list[tuple[tuple[int, int], ...]]:
+        """The digits without those that an index inside the buffer need not be divided for."""
+        out = []
+        for digits in self.strides():
+            if len(digits) > 1 and (digits[1][0] == 1 or digits[1][1] == digits[0][0] * digits[0][1]):
+                digits = ((digits[0][0] * digits[1][0], digits[0][1]),)
+            out.append(digits)
+        return out
+
+    def distance(self, shifts: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """Steps along each dimension -> (those of them that have to be added to the index, the bytes by which the others move the
+        place of any element)."""
+        rest, total, again = [], 0, 8 * self.swizzle or 1  # bytes after which the swizzle begins again
+        for shift, digits in zip(shifts, self.places(), strict=True):
+            inner = digits[0][0] if len(digits) > 1 else 1
+            moved = shift // inner * digits[-1][1]
+            constant = shift % inner == 0 and moved % again == 0
+            rest.append(0 if constant else shift)
+            total += moved if constant else 0
+        return tuple(rest), total
 
     def byte_offsets(self) -> np.ndarray:
         """int64 array of `shape`: the byte offset of each element, swizzle applied."""

@@ -145,7 +145,7 @@ CALLS: dict[str, list[str]] = {
     "matrix": [
         *(f"ldmatrix_x2{trans}(u[0], u[1], u[7])" for trans in ("", "_trans")),
         *(f"ldmatrix_x4{trans}(u[0], u[1], u[2], u[3], u[7])" for trans in ("", "_trans")),
-        "stmatrix_x4(u[7], u[0], u[1], u[2], u[3])",
+        *(f"stmatrix_x4{trans}(u[7], u[0], u[1], u[2], u[3])" for trans in ("", "_trans")),
     ],
     "mma": [
         f"mma_{kinds}({', '.join(f'{d}[{j}]' for j in range(4))}, u[0], u[1], u[2], u[3], u[4], u[5])"

@@ -47,7 +47,7 @@ DI double __longlong_as_double(long long x) { return bits<double>(x); }
 DI u32 shared_address(const void*) { return 0; }
 DI int own_lane() { return threadIdx.x % 32; }
 DI int uniform(int x) { return (int)exchange((u32)x, 0); }
-DI int here(int x) { return x; }
+DI u32 here(u32 x) { return x; }
 template <class T> DI T __shfl_xor_sync(u32, T x, int mask) {
   static_assert(sizeof(T) == 4, "the emitted reductions exchange 32 bits");
   return bits<T>(exchange(bits<u32>(x), own_lane() ^ mask));
@@ -88,6 +88,17 @@ DI void stmatrix_x4(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
     u32 row = exchange(address, 8 * j + own_lane() / 4);
     memcpy(shared + row + 4 * (own_lane() % 4), &r[j], 4);
   }
+}
+
+// Each matrix transposed: a lane holds elements of rows 2 * (i % 4) and the next, of column i / 4.
+DI void stmatrix_x4_trans(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
+  u32 r[4] = {r0, r1, r2, r3};
+  for (int j = 0; j < 4; j++)
+    for (int half = 0; half < 2; half++) {
+      u32 row = exchange(address, 8 * j + 2 * (own_lane() % 4) + half);
+      u16 element = (u16)(r[j] >> 16 * half);
+      memcpy(shared + row + 2 * (own_lane() / 4), &element, 2);
+    }
 }
 
 // Lane i has the address of row i % 8 of matrix i / 8; register j of a lane holds 4 bytes of matrix j.

@@ -81,6 +81,27 @@ def test_shared_memory(agree, dtype, swizzle):
         np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+def test_matrices_move_transposed(agree, swizzle):
+    """stmatrix and ldmatrix with `.trans`: what goes in through a transposed view comes out by either, also from a run-time
+    slot and out of wide tiles."""
+    x = numbers(128, 192, dtype="bfloat16")
+
+    def body(x, a, b, s):
+        i = lax.axis_index("g")
+        s.at[i].transpose((1, 0))[...] = plgpu.load(x, layout=Layout.WGMMA)
+        plgpu.commit_smem()
+        a[...] = plgpu.load(s.at[i].transpose((1, 0)), layout=Layout.WGMMA)
+        b[...] = plgpu.load(s.at[i], layout=Layout.WGMMA)
+
+    outs = [shape(*n, dtype=x.dtype) for n in ((128, 192), (192, 128))]
+    scratch = [plgpu.SMEM((1, 192, 128), x.dtype, transforms=tiles("bfloat16", swizzle))]
+    plan = plan_of(body, outs, x, scratch_types=scratch, grid=(1,), grid_names=("g",))
+    straight, turned = agree(plan, [x])
+    np.testing.assert_array_equal(straight, x)
+    np.testing.assert_array_equal(turned, x.T)
+
+
 def test_views_of_shared_memory(agree):
     """Slots, run-time columns, transposed, strided, rows of odd length."""
     x = numbers(2, 64, 64)

@@ -109,6 +109,25 @@ def test_16_bit_wgmma_arrays_move_by_ldmatrix_and_stmatrix():
     np.testing.assert_array_equal(simulate(plan, [x])[0], x + np.ones_like(x))
 
 
+@pytest.mark.parametrize("swizzle", [0, 32, 128])
+def test_16_bit_wgmma_arrays_move_transposed_by_matrices(swizzle):
+    """Through a transposed view, too: each 8x8 piece is turned on its way."""
+    x = numbers((64, 64), "bfloat16")
+
+    def body(x, o, s):
+        s.at[1].transpose((1, 0))[...] = plgpu.load(x, layout=Layout.WGMMA)
+        s.at[0].transpose((1, 0))[...] = plgpu.load(s.at[1].transpose((1, 0)), layout=Layout.WGMMA) + 1
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(s.at[0], o)
+        plgpu.wait_smem_to_gmem(0)
+
+    scratch = [plgpu.SMEM((2, 64, 64), jnp.bfloat16, transforms=transforms("bfloat16", swizzle))]
+    plan = plan_of(body, like(x), x, scratch_types=scratch)
+    assert len(lines(plan, "stmatrix_x4_trans(")) == 2 * 64 // 16 and len(lines(plan, "ldmatrix_x4_trans(")) == 64 // 16
+    assert not lines(plan, "shared +") and len(lines(plan, "swizzle<")) == (3 if swizzle else 0)
+    np.testing.assert_array_equal(simulate(plan, [x])[0], x.T + np.ones_like(x))
+
+
 def test_rows_in_registers_move_16_bytes_at_a_time():
     """A thread with a whole row of float32 stores it as uint4."""
     x = numbers((128, 16))
@@ -162,7 +181,7 @@ def test_strided_views_of_shared_memory(dtype):
         body, jax.ShapeDtypeStruct((64, 16), dtype_of(dtype)), x, scratch_types=[plgpu.SMEM((128, 32), dtype_of(dtype))]
     )
     np.testing.assert_array_equal(simulate(plan, [x])[0], x[::2, ::2])
-    starts = [t for t in body_of(emit(plan)).splitlines() if re.match(r" *int o\d+_\d = ", t)][-2:]
+    starts = [t for t in body_of(emit(plan)).splitlines() if re.match(r" *u32 o\d+_\d = ", t)][-2:]
     assert [t.rstrip().endswith(") * 2;") for t in starts] == [True, True], starts
     assert not [t for t in accesses(plan) if "set_bits" in t]
 

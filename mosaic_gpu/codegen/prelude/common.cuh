@@ -17,8 +17,9 @@ DI u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_share
 // A value that is the same in all lanes, told to the compiler, which may then keep it in a uniform register.
 DI int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// What is computed from it is computed here, and not kept in registers through loops that have none to spare.
-DI int here(int value) {
+// What is computed from it is computed here, and not kept in registers through loops that have none to spare.  Unsigned, so that
+// what is divided by powers of two are shifts.
+DI u32 here(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
