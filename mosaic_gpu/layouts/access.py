@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..program import Affine, View
+from ..program import View
 from .registers import RegisterLayout, wgmma
 from .shared import PACKED, SharedLayout, itemsize
 
