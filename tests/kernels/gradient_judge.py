@@ -48,7 +48,7 @@ def margins(found: Any, arrays: Any, out: Any, causal: Causal, scale: float) -> 
     that the forward kernel handed to the backward kernel.  Another kernel's O, rounded otherwise, would not do: see below.
 
     With u the unit roundoff of the 16-bit type (2^-8 in bfloat16, 2^-11 in float16), an attention on 16-bit tensor cores rounds
-    P, O, P again, dS and its results, and has float32 between:
+    P, O, P again (for dV, and for dS where float32's takes too many registers), dS and its results, and has float32 between:
 
         O_i = sum_j P_ij V_j         delta_i = dO_i . O_i - d_lse_i     dS_ij = P_ij (dP_ij - delta_i)
         dQ_i = scale sum_j dS_ij K_j     dK_j = scale sum_i dS_ij Q_i       dV_j = sum_i P_ij dO_i
@@ -134,8 +134,6 @@ def _noise(
     b, s, h, d = q.shape
     t, h_kv, dv = v.shape[1:]
     variances, lost = ([np.zeros(shape) for shape in ((b, h, s), q.shape, k.shape, v.shape)] for _ in range(2))
-    if 0 in (b, s, h, t):
-        return variances, lost
     group, seen = h // h_kv, reference.visible(s, t, causal)
     in_d, in_dv, over_keys, over_queries = (_steps(n) for n in (d, dv, t, s * group))
     for i, j in np.ndindex(b, h):
