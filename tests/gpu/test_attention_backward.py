@@ -1,4 +1,5 @@
-"""Attention's gradients on a Hopper GPU against float64, by the accuracy rule of tests/kernels/test_attention_backward.py.
+"""Attention's gradients on a Hopper GPU against float64, by the accuracy rule of tests/kernels/test_attention_backward.py,
+and element by element by that of tests/kernels/gradient_judge.py.
 
 The first tests are the simplest; what hangs, hangs early: run the file under `timeout`.  `-k sampled` is the wide sweep.
 """
@@ -24,7 +25,8 @@ from mosaic_gpu.kernels.attention import attention
 from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig, default_config
 from mosaic_gpu.runtime.device import default_arch
-from tests.gpu.inputs import KINDS, MASKS, inputs_of
+from tests.gpu.inputs import KINDS, inputs_of, sampled
+from tests.kernels import gradient_judge
 
 pytestmark = pytest.mark.gpu
 if default_arch() != "sm_90a":
@@ -34,11 +36,15 @@ BF, F16 = jnp.bfloat16, jnp.float16
 Arrays = tuple[jax.Array, ...]
 
 
-def gradients(q: Any, k: Any, v: Any, d_out: Any, d_lse: Any, **options: Any) -> Arrays:
-    """dQ, dK, dV as users get them, of an attention that returns its LSE too."""
-    _, pull = jax.vjp(functools.partial(attention, return_lse=True, **options), q, k, v)
-    found: Arrays = pull((d_out, d_lse))
-    return found
+def gradients_and_out(q: Any, k: Any, v: Any, d_out: Any, d_lse: Any, **options: Any) -> Arrays:
+    """dQ, dK, dV as users get them, of an attention that returns its LSE too, and the O that they start from."""
+    (out, _), pull = jax.vjp(functools.partial(attention, return_lse=True, **options), q, k, v)
+    return (*pull((d_out, d_lse)), out)
+
+
+def gradients(*arrays: Any, **options: Any) -> Arrays:
+    """dQ, dK, dV."""
+    return gradients_and_out(*arrays, **options)[:3]
 
 
 def poison_free_memory() -> None:
@@ -47,24 +53,20 @@ def poison_free_memory() -> None:
 
 
 def judge(found: Arrays, arrays: Arrays, causal: Causal, scale: float, what: str = "") -> None:
-    """Fails with all three errors beside what is allowed: twice plain's, from the O that the forward kernel gave; where terms
-    cancel, what float32 loses of them."""
+    """found: dQ, dK, dV and the O they start from.  Fails with all three errors beside what is allowed: twice plain's, from that
+    O; where terms cancel, what float32 loses of them.  Then element by element."""
     options: dict[str, Any] = {"causal": causal, "scale": scale}
+    *found_gradients, out = found
     exact = reference.attention_gradients(*arrays, **options)
-    out = attention(*arrays[:3], causal=causal, scale=scale)
     plain = reference.attention_gradients(*arrays, **options, rounded=True, out=out)
     terms = reference.attention_gradients(*arrays, **options, absolute=True)
     errors = [
         (e, max(a, 2.0**-24 * float(np.sqrt(np.mean(np.square(t))))))
-        for (e, a), t in zip(reference.gradient_errors(found, exact, plain), terms, strict=True)
+        for (e, a), t in zip(reference.gradient_errors(found_gradients, exact, plain), terms, strict=True)
     ]
     report = ", ".join(f"{n} {e:.2e} of {a:.2e}" for n, (e, a) in zip(("dq", "dk", "dv"), errors, strict=True))
     assert all(e <= a for e, a in errors), f"{what} {report}"
-    for name, x, y, z, t in zip(("dq", "dk", "dv"), found, exact, plain, terms, strict=True):
-        furthest, plain_furthest = (np.abs(np.asarray(g).astype(np.float64) - y).max() for g in (x, z))
-        # Where keys share a large part, one column of dQ has nearly all of the error, of any kernel: hence plain's own furthest.
-        allowed = max(0.05 * np.abs(y).max(), 2 * plain_furthest, 2.0**-22 * t.max())
-        assert furthest <= allowed, f"{what} {name}: an element is {furthest:.2e} off, allowed {allowed:.2e}"
+    gradient_judge.judge(found_gradients, arrays, out, causal, scale, what)
 
 
 @pytest.fixture
@@ -76,10 +78,10 @@ def check(random: Callable[..., jax.Array], poisoned: Callable[..., Any]) -> Cal
         b, s, h, _ = q.shape
         cotangents = random(b, s, h, v.shape[-1], dtype=q.dtype), random(b, h, s, dtype=jnp.float32)
         poison_free_memory()
-        f = functools.partial(gradients, causal=causal, scale=scale, **options)
+        f = functools.partial(gradients_and_out, causal=causal, scale=scale, **options)
         found: Arrays = poisoned(f, q, k, v, *cotangents)
         judge(found, (q, k, v, *cotangents), causal, scale)
-        return found
+        return found[:3]
 
     return run
 
@@ -155,26 +157,12 @@ def test_adversarial(check: Any, kind: str, d: int, deterministic: bool) -> None
 @pytest.mark.parametrize("seed", range(25))
 def test_sampled(poisoned: Any, seed: int) -> None:
     """24 cases each, drawn from everything above; the same for the same seed.  The message says which failed."""
-    rng = np.random.default_rng(seed)
     failures = []
-    for case in range(24):
-        d = int(rng.choice((64, 128, 256)))
-        dtype, kind = (BF, F16)[int(rng.integers(2))], str(rng.choice(KINDS))
-        h_kv, group, b = (int(rng.integers(1, n)) for n in (4, 4, 4))
-        s, t = (int(n) for n in rng.integers(1, 400, 2))
-        causal, deterministic = MASKS[int(rng.integers(3))], bool(rng.integers(2))
-        q, k, v = inputs_of(kind, d, dtype, s, t, h_kv * group, h_kv, b, rng)
-        scale = float(d**-0.5 * rng.choice((1.0, 1.0, 0.7, 1.3)))
-        lse_counts = float(rng.integers(2))
-        d_out = jnp.asarray(rng.standard_normal(q.shape), dtype)
-        d_lse = jnp.asarray(lse_counts * rng.standard_normal((b, h_kv * group, s)), jnp.float32)
-        arrays = q, k, v, d_out, d_lse
-        shape = f"b{b} s{s} t{t} h{h_kv * group}/{h_kv} d{d}"
-        what = f"case {case}: {kind} {jnp.dtype(dtype).name} {shape} {causal=} {deterministic=}"
+    for what, arrays, options in sampled(seed):
         poison_free_memory()
-        found = poisoned(functools.partial(gradients, causal=causal, scale=scale, deterministic=deterministic), *arrays)
+        found = poisoned(functools.partial(gradients_and_out, **options), *arrays)
         try:
-            judge(found, arrays, causal, scale, what)
+            judge(found, arrays, options["causal"], options["scale"], what)
         except AssertionError as error:
             failures.append(str(error).splitlines()[0])
     assert not failures, "\n".join(failures)
