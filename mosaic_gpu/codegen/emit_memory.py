@@ -278,8 +278,11 @@ class MemoryEmitter(ValueEmitter):
                     place = f"({name}_{mi} ^ {flips}) + {distance}" if flips else f"{name}_{mi} + {distance}"
                 first = mi * (n // 4) + 4 * j
                 registers = ", ".join(f"{packed}[{first + k}]" for k in range(4))
-                store_, load_ = f"stmatrix_x4{trans}({place}, {registers});", f"ldmatrix_x4{trans}({registers}, {place});"
-                self.line(store_ if store else load_)
+                self.line(
+                    f"stmatrix_x4{trans}({place}, {registers});"
+                    if store
+                    else f"ldmatrix_x4{trans}({registers}, {place});"
+                )
         if not store:
             self.note_loads([f"{packed}[{i}]" for i in range(0, self.registers(x), 4)])
         return True

@@ -43,7 +43,9 @@ def shared_cost(view: View, layout: RegisterLayout, shared: SharedLayout, index:
     if by_matrix(layout, view, shared):
         m, n = layout.shape
         lane, warp = np.arange(32), np.arange(4)
-        row, column = (lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8) if view.is_transposed else (lane % 16, lane // 16 * 8)
+        row, column = lane % 16, lane // 16 * 8
+        if view.is_transposed:
+            row, column = lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8
         rows = (np.arange(m // 64) * 64)[:, None, None, None] + (warp * 16)[:, None] + row
         columns = (np.arange(n // 16) * 16)[:, None, None] + column
         return wavefronts(index[np.broadcast_arrays(rows, columns)[0], columns].reshape(-1, 32) * size, 16)
