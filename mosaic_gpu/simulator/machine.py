@@ -293,7 +293,9 @@ class BlockState:
                     f"{barrier.name}: the kernel ends and nobody has waited for the last copy that arrives on it",
                     barrier.loaded_line,
                 )
+        known = [t.hazards for b in self.cluster.blocks for t in b.threads if t.hazards is not None]
         for thread in self.threads:
+            thread.check_products(known)
             thread.check_phases()
 
 

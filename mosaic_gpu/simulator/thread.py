@@ -94,6 +94,18 @@ class Thread(ProductThread):
                         line,
                     )
 
+    def check_products(self, cluster: Sequence[Hazards]) -> None:
+        """At the end: somebody in the cluster has waited for a commit behind each tcgen05 product and copy."""
+        for warp, state in enumerate(self.warps if self.hazards is not None else ()):
+            assert self.hazards is not None
+            if state.products > self.hazards.products_seen(warp, cluster):
+                raise Leak(
+                    f"{self.block.name} ends with tcgen05 work of warpgroup {self.warpgroup}, warp {warp}, in flight: nobody has "
+                    "waited for a commit behind it, and tensor memory is freed at the end. Let tcgen05_commit_arrive, or "
+                    "tcgen05_mma(..., barrier), arrive on a barrier, and wait for that",
+                    state.last_product,
+                )
+
     def run_warps(self, roles: Iterable[Role]) -> Steps:
         """Run the roles of a `warp_map` side by side; go on when all have ended."""
         self.children = []
