@@ -376,16 +376,25 @@ class Thread(ProductThread):
         state, m = self.warps[0], self.plan.maps[copy.map]
         boxes = [tma.TmaBox(m, *self._issue(copy, issue)) for issue in copy.issues]
         self._count_outside("copy_smem_to_gmem", boxes)
+        source = self._source(copy)
         for box in boxes:
             if self.hazards is not None:
                 self.hazards.tma_store(
                     box, self.block.arrays[m.input], state.committed + 1, self.line, add, commit_group
                 )
-            store = tma.Store(m, box.coordinates, box.address, self.line, add, partial)
+            store = tma.Store(m, box.coordinates, box.address, self.line, source, add, partial)
             state.open.append(store)
             self.block.tma.submit(store)
         if commit_group:
             self.commit_group()
+
+    def _source(self, copy: TmaCopy) -> tuple[str, Callable[[], Array]]:
+        """What the store that it is at copies, for `tma.Store`."""
+        assert self.step is not None
+        view = next(x for x in self.step.equation.operands if isinstance(x, View) and x.ref.id == copy.buffer)
+        starts, buffer = tuple(self.evaluate(d.start) for d in view.dims), self.plan.buffers[copy.buffer]
+        what = f"copy_smem_to_gmem by {self.who}, {memory.describe(view)}"
+        return what, lambda: self.block.cluster.index_of(view, buffer, starts)
 
     def commit_group(self) -> None:
         """What its elected thread has stored since the last one is a bulk group."""
