@@ -123,17 +123,27 @@ def shared_operand(
     return operand
 
 
+def written_as_multiple(start: Affine, unit: int) -> str:
+    """For messages, behind "must be a multiple": what to write where only a run knows the start."""
+    return "" if start.static else f"; where the start always is a multiple, write plgpu.multiple_of(start, {unit})"
+
+
 def _along(
     start: Affine, unit: int, unit_bytes: int, tile: int, tile_bytes: int, what: str, name: str, line: Line | None
 ) -> Affine:
     """Byte offset of a start index that is a multiple of `unit` inside tiles of `tile`."""
     if any(f % unit for _, f in start.terms) or start.const % unit:
-        raise IllegalInstruction(f"{what}: it starts at {name} {start}, which must be a multiple of {unit}", line)
+        raise IllegalInstruction(
+            f"{what}: it starts at {name} {start}, which must be a multiple of {unit}{written_as_multiple(start, unit)}",
+            line,
+        )
     if tile == unit:
         return Affine(start.const // unit * unit_bytes, tuple((v, f // unit * unit_bytes) for v, f in start.terms))
     if any(f % tile for _, f in start.terms):
         raise IllegalInstruction(
-            f"{what}: it starts at {name} {start}, which must be a multiple of the tile, {tile}", line
+            f"{what}: it starts at {name} {start}, which must be a multiple of the tile, {tile}"
+            + written_as_multiple(start, tile),
+            line,
         )
     const = start.const // tile * tile_bytes + start.const % tile // unit * unit_bytes
     return Affine(const, tuple((v, f // tile * tile_bytes) for v, f in start.terms))

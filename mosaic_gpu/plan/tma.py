@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import IllegalInstruction, Line, UnsupportedCall
+from ..layouts.operands import written_as_multiple
 from ..layouts.shared import SharedLayout, shared_layout
 from ..memory import MemorySpace
 from ..program import Affine, Value, View
@@ -91,7 +92,11 @@ def shared_digits(
         elif index.start.static and index.start.const % inner + size <= inner:
             offset = offset + Affine(index.start.const // inner * outer[1] + index.start.const % inner * inner_stride)
         else:
-            raise IllegalInstruction(f"the slice {index} of {view.ref} is not made of whole tiles of {inner}", line)
+            raise IllegalInstruction(
+                f"the slice {index} of {view.ref} is not made of whole tiles of {inner}"
+                + written_as_multiple(index.start, inner),
+                line,
+            )
         if index.size is not None:
             digits.append((min(size, inner), inner_stride, kept.index(d), 1))
             if size > inner:

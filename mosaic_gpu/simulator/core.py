@@ -15,10 +15,10 @@ from ..ops.elementwise import numpy_dtype
 from ..ops.registry import OPS
 from ..plan.contraction import Fma
 from ..plan.model import Role, Step
-from ..program import Affine, Literal, Operand, Value
+from ..program import Affine, Equation, Literal, Operand, Value, View
 from .contraction import exact_product, fma
 from .endless import Loop, check_steps
-from .memory import Array
+from .memory import Array, last_index
 from .scheduler import Steps, Task
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .machine import BlockState
 
 TURN_EVERY = 512  # steps after which a thread lets the others go on, so that polling cannot lock them out
+BUFFERS = ("smem", "tmem")
 TURN_CHANCE = 0.2  # how likely it does so after each step, where the order of threads is random
 
 
@@ -33,6 +34,15 @@ def literal(x: Literal) -> Array:
     """A constant as an array of its shape, or a scalar."""
     value: Array = np.asarray(x.value).astype(numpy_dtype(x.dtype))
     return np.broadcast_to(value, x.shape) if x.shape else value[()]
+
+
+Starts = tuple[tuple[View, int], ...]
+
+
+def run_time_starts(equation: Equation) -> Starts:
+    """(view, axis) of an operation's views of shared and tensor memory, where only a run knows at which index it begins."""
+    views = [x for x in equation.operands if isinstance(x, View) and x.space.kind in BUFFERS]
+    return tuple((v, axis) for v in views for axis, d in enumerate(v.dims) if not d.start.static)
 
 
 class Core:
@@ -68,6 +78,7 @@ class Core:
             try:
                 if step.waits is not None:
                     yield from self.wgmma_wait(step.waits)
+                self._check_views(equation)
                 op = OPS.get(equation.op)
                 if op is None or op.simulate_rule is None:
                     raise UnsupportedPrimitive(f"{equation.op!r} has no rule in the simulator", equation.line)
@@ -83,6 +94,16 @@ class Core:
                 if not hasattr(e, "__notes__"):
                     e.add_note(f"while simulating {equation.op} at {equation.line} in {self.who}")
                 raise
+
+    def _check_views(self, equation: Equation) -> None:
+        """What an operation names of shared and tensor memory lies in its buffer along each axis: behind the end of one axis but
+        the first comes not the end of the buffer, but another slot."""
+        known = self.block.starts
+        found = known.get(id(equation))
+        if found is None:
+            found = known[id(equation)] = run_time_starts(equation)
+        for view, axis in found:
+            last_index(view, axis, self.evaluate(view.dims[axis].start))
 
     def wgmma_wait(self, n: int) -> Steps:
         raise NotImplementedError

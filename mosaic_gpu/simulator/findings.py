@@ -97,6 +97,11 @@ def _remedy(before: Access, after: Access, why: str) -> str:
                 "threads access each other's elements"
             )
         return f"a barrier: {before.who} arrives after its access, {after.who} waits before its own"
-    if own or ends.startswith("barrier_wait"):
+    if ends.startswith("barrier_wait") or before.who == after.who:
         return f"{ends} by {after.who} before it"
+    if own:  # a warp of a `warp_map`, and another one or the warpgroup
+        return (
+            f"{ends} by {before.who}, then a meeting with {after.who}: behind the warp_map commit_smem(), in it a barrier on "
+            "which the one arrives and for which the other waits (warps do not meet at the end of a warp_map)"
+        )
     return f"{ends} by {before.who}, then its arrival on a barrier for which {after.who} waits"

@@ -355,6 +355,11 @@ class Hazards:
         out[ORDER, agent] = out[TMEM, agent] = number
         return out
 
+    def products_seen(self, warp: int, by: Sequence[Hazards]) -> int:
+        """How many of the products that a warp of this warpgroup has issued somebody knows to have ended."""
+        agent = self.tables.agents.issuer(self.block.index, self.warpgroup, warp, PRODUCTS)
+        return max(int(rows[ORDER, agent]) for other in by for rows in other.clock.rows)
+
     def tmem_access(self, column: int, access: TmemAccess, write: bool, line: Line | None) -> None:
         """A load from tensor memory, or a store to it, by every warp in its own lanes."""
         assert self.clock.transfers is not None

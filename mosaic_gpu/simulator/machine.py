@@ -19,6 +19,7 @@ from ..ops.elementwise import numpy_dtype
 from ..plan.model import Plan, SharedBuffer
 from ..program import Shape, View
 from .barriers import MBarrier, NamedBarrier
+from .core import Starts
 from .global_shadow import GlobalShadow
 from .hazards import BlockHazards
 from .memory import Array, GlobalArray, SharedMemory, shared_index_at
@@ -100,6 +101,7 @@ class Machine:
         self.inputs = {v.id: i for i, v in enumerate(plan.program.inputs)}
         self.operands_inside: set[tuple[int, int]] = set()  # (id of an operand, address) that have been checked
         self.constants: dict[int, Array] = {}  # by the id of the literal, which the plan keeps
+        self.starts: dict[int, Starts] = {}  # by the id of the equation
         self.report = Report() if params.report is not None else None
         self.meter = Meter(self.report) if self.report is not None else None
         self.tables: Tables | None = None
@@ -210,7 +212,7 @@ class BlockState:
         self.poison = machine.params.uninitialized == "nan"
         self.asking, self.refused = False, False  # for a place in the grid; a thread knows that none is left
         self.early, self.max_steps = machine.params.timing == "early", machine.params.max_steps
-        self.constants = machine.constants
+        self.constants, self.starts = machine.constants, machine.starts
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
@@ -291,7 +293,9 @@ class BlockState:
                     f"{barrier.name}: the kernel ends and nobody has waited for the last copy that arrives on it",
                     barrier.loaded_line,
                 )
+        known = [t.hazards for b in self.cluster.blocks for t in b.threads if t.hazards is not None]
         for thread in self.threads:
+            thread.check_products(known)
             thread.check_phases()
 
 

@@ -238,14 +238,21 @@ def shared_index(view: View, layout: SharedLayout, offset: int, evaluate: Evalua
 def shared_index_at(view: View, layout: SharedLayout, offset: int, starts: tuple[int, ...]) -> Array:
     """As `shared_index`, for evaluated starts."""
     index: list[int | slice] = []
-    for axis, (d, n, start) in enumerate(zip(view.dims, layout.shape, starts, strict=True)):
-        last = start + ((d.size or 1) - 1) * d.stride
-        if start < 0 or last >= n:
-            bad = start if start < 0 else last
-            raise OutOfBounds(f"{describe(view)}: index {bad} along axis {axis} of a buffer of shape {layout.shape}")
+    for axis, (d, start) in enumerate(zip(view.dims, starts, strict=True)):
+        last = last_index(view, axis, start)
         index.append(start if d.size is None else slice(start, last + 1, d.stride))
     picked = np.asarray(element_offsets(layout)[tuple(index)]).transpose(view.permutation)
     return (picked + offset) // layout.itemsize
+
+
+def last_index(view: View, axis: int, start: int) -> int:
+    """The last index along an axis of its buffer that a view takes, from `start` on.  Raises OutOfBounds for one outside."""
+    d, shape = view.dims[axis], view.ref.shape
+    last = start + ((d.size or 1) - 1) * d.stride
+    if start < 0 or last >= shape[axis]:
+        bad = start if start < 0 else last
+        raise OutOfBounds(f"{describe(view)}: index {bad} along axis {axis} of a buffer of shape {shape}")
+    return last
 
 
 def describe(view: View) -> str:

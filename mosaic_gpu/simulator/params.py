@@ -75,6 +75,10 @@ def simulator_params(params: SimulatorParams | None = None, **changes: Any) -> I
 
     A kernel with an `interpret=SimulatorParams(...)` of its own keeps that.
     """
+    if params is not None and not isinstance(params, SimulatorParams):
+        raise TypeError(
+            f"simulator_params({params!r}): a SimulatorParams(...), or None and the fields to change by name"
+        )
     chosen = dataclasses.replace(params or current(), **changes)
     token = _default.set(chosen)
     _of_process.append(chosen)

@@ -36,13 +36,14 @@ Key = tuple[int, int]
 @dataclasses.dataclass
 class WarpState:
     """What a warp keeps and outlives a `warp_map`: phases waited for; bulk groups of its elected lane, how many of them it
-    has committed, and the tcgen05 products that it has issued."""
+    has committed, and the tcgen05 products and copies that it has issued, and from which line the last."""
 
     phases: dict[Key, int] = dataclasses.field(default_factory=dict)
     open: list[tma.Store] = dataclasses.field(default_factory=list)
     groups: collections.deque[tma.Group] = dataclasses.field(default_factory=collections.deque)
     committed: int = 0
     products: int = 0
+    last_product: Line | None = None
 
 
 @dataclasses.dataclass
@@ -224,6 +225,10 @@ class ProductThread(Core):
             )
         return blocks
 
+    def _count_product(self) -> None:
+        self.warps[0].products += 1
+        self.warps[0].last_product = self.line
+
     def tcgen05_mma(self, plan: Tcgen05Plan) -> None:
         blocks = self._pair(plan)
         accumulate = bool(self.read(plan.accumulate))
@@ -232,7 +237,7 @@ class ProductThread(Core):
         b, column = self._operand(plan.b, rows_b, True), self._column(plan.d)
         scales = (0, 0) if plan.scales is None else (self._column(plan.scales.a), self._column(plan.scales.b))
         metadata = 0 if plan.metadata is None else self._column(plan.metadata.part)
-        self.warps[0].products += 1
+        self._count_product()
         if self.hazards is not None:
             others, number = [x.hazards for x in blocks if x.hazards is not None], self.warps[0].products
             self.hazards.tcgen05_mma(plan, others, a, b, column, scales, metadata, number, self.line)
@@ -251,7 +256,7 @@ class ProductThread(Core):
         if not inside or int(tensor_core.copied_bytes(plan, buffer.offset + start).max()) >= buffer.offset + size:
             raise OutOfBounds(f"{plan.op} from byte {start} of {buffer.value} reaches beyond its {size} bytes")
         source = buffer.offset + start
-        self.warps[0].products += 1
+        self._count_product()
         if self.hazards is not None:
             others = [x.hazards for x in blocks if x.hazards is not None]
             self.hazards.tmem_copy(plan, others, source, column, self.warps[0].products, self.line)

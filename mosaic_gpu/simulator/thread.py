@@ -94,6 +94,18 @@ class Thread(ProductThread):
                         line,
                     )
 
+    def check_products(self, cluster: Sequence[Hazards]) -> None:
+        """At the end: somebody in the cluster has waited for a commit behind each tcgen05 product and copy."""
+        for warp, state in enumerate(self.warps if self.hazards is not None else ()):
+            assert self.hazards is not None
+            if state.products > self.hazards.products_seen(warp, cluster):
+                raise Leak(
+                    f"{self.block.name} ends with tcgen05 work of warpgroup {self.warpgroup}, warp {warp}, in flight: nobody has "
+                    "waited for a commit behind it, and tensor memory is freed at the end. Let tcgen05_commit_arrive, or "
+                    "tcgen05_mma(..., barrier), arrive on a barrier, and wait for that",
+                    state.last_product,
+                )
+
     def run_warps(self, roles: Iterable[Role]) -> Steps:
         """Run the roles of a `warp_map` side by side; go on when all have ended."""
         self.children = []
@@ -364,16 +376,25 @@ class Thread(ProductThread):
         state, m = self.warps[0], self.plan.maps[copy.map]
         boxes = [tma.TmaBox(m, *self._issue(copy, issue)) for issue in copy.issues]
         self._count_outside("copy_smem_to_gmem", boxes)
+        source = self._source(copy)
         for box in boxes:
             if self.hazards is not None:
                 self.hazards.tma_store(
                     box, self.block.arrays[m.input], state.committed + 1, self.line, add, commit_group
                 )
-            store = tma.Store(m, box.coordinates, box.address, self.line, add, partial)
+            store = tma.Store(m, box.coordinates, box.address, self.line, source, add, partial)
             state.open.append(store)
             self.block.tma.submit(store)
         if commit_group:
             self.commit_group()
+
+    def _source(self, copy: TmaCopy) -> tuple[str, Callable[[], Array]]:
+        """What the store that it is at copies, for `tma.Store`."""
+        assert self.step is not None
+        view = next(x for x in self.step.equation.operands if isinstance(x, View) and x.ref.id == copy.buffer)
+        starts, buffer = tuple(self.evaluate(d.start) for d in view.dims), self.plan.buffers[copy.buffer]
+        what = f"copy_smem_to_gmem by {self.who}, {memory.describe(view)}"
+        return what, lambda: self.block.cluster.index_of(view, buffer, starts)
 
     def commit_group(self) -> None:
         """What its elected thread has stored since the last one is a bulk group."""

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from .barriers import MBarrier
 from .clocks import Rows
 from .global_shadow import GlobalShadow, Part
 from .launch_control import Cancel
-from .memory import CHUNK, Array, GlobalArray, SharedMemory, strided_part
+from .memory import CHUNK, WRITTEN, Array, GlobalArray, SharedMemory, strided_part
 from .scheduler import Blocked, Steps
 
 
@@ -54,13 +55,17 @@ class Load:
 
 @dataclasses.dataclass
 class Store:
-    """A box on its way to global memory.  add: it is added to what is there; partial: what nothing has written may be in it,
-    and is then unwritten in global memory, too."""
+    """A box on its way to global memory.
+
+    source: the copy that it is of, as messages call it, and the index (byte address / item size) of each of its elements.
+    add: it is added to what is there; partial: what nothing has written may be in it, and is then unwritten in global memory.
+    """
 
     map: TensorMapPlan
     coordinates: tuple[int, ...]
     address: int
     line: Line | None
+    source: tuple[str, Callable[[], Array]]
     add: bool = False
     partial: bool = False
     read: bool = False
@@ -146,8 +151,8 @@ class TmaEngine:
             size = array.data.dtype.itemsize
             known = np.asarray(marks.reshape(-1, size).all(-1), np.bool_).reshape(shape)
             if not copy.partial or array.written is None:
-                address = (chunks.reshape(-1, 1) * 16 + np.arange(16)).reshape(-1)[::size].reshape(shape)
-                raise self.shared.never_written("copy_smem_to_gmem", address, known)
+                what, index = copy.source[0], copy.source[1]()
+                raise self.shared.never_written(what, index * size, self.shared.marks[size][index] == WRITTEN[size])
         return self.shared.chunks[chunks].view(array.data.dtype).reshape(shape), known
 
     def _write_global(self, copy: Store, data: Array, known: npt.NDArray[np.bool_] | None) -> None:

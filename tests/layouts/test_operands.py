@@ -200,7 +200,7 @@ TILED = SharedLayout((2, 64, 128), "bfloat16", (8, 64), 128)
             SharedLayout((64, 64), "bfloat16", (8, 64), 128),
             (DimIndex(Affine(0, ((INDEX, 4),)), 8), whole(64)),
             1,
-            "multiple of 8",
+            r"multiple of 8; where the start always is a multiple, write plgpu.multiple_of\(start, 8\)",
         ),
         (
             SharedLayout((64, 64), "bfloat16", (8, 64), 128),

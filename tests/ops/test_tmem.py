@@ -290,7 +290,7 @@ def test_columns_that_are_known_at_run_time():
     x = random(2, 128, 16)
     options = dict(out=jax.ShapeDtypeStruct((128, 16), F), scratch=[plgpu.TMEM((2, 128, 16), F)])
     np.testing.assert_array_equal(run(body, x, **options)[0], x[1])
-    with pytest.raises(OutOfBounds, match=r"columns 32 to 47 \(of cells\) of .* which has 32"):
+    with pytest.raises(OutOfBounds, match="index 2 along axis 0"):
         run(body, random(3, 128, 16), **options, compile_for=())
 
 

@@ -314,7 +314,14 @@ B64 = SharedLayout((64, 64), "bfloat16")
             view(X, at(0, 12), at(0, 64)),
             (at(0, 12), whole(64)),
             IllegalInstruction,
-            "not made of whole tiles of 8",
+            "not made of whole tiles of 8$",
+        ),
+        (
+            SharedLayout((64, 64), "bfloat16", (8, 64), 128),
+            view(X, at(0, 16), at(0, 64)),
+            (DimIndex(Affine(0, ((INDEX, 4),)), 16), whole(64)),
+            IllegalInstruction,
+            r"not made of whole tiles of 8; where the start always is a multiple, write plgpu.multiple_of\(start, 8\)$",
         ),
     ],
 )

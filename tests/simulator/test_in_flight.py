@@ -69,6 +69,35 @@ def test_source_of_a_store_in_flight(options, found, line_of, assert_at):
     assert ("closes the group (commit_group=True)" in e.remedy) == ("commit" in options)
 
 
+@pytest.mark.parametrize("meets", [True, False])
+def test_a_store_that_one_warp_has_waited_for(found, clean, meets):
+    """D1: what a warp of a `warp_map` waits for, its warpgroup knows when they have met."""
+
+    @plgpu.kernel(out_type=[out(64, 64)] * 2, scratch_types=[plgpu.SMEM((64, 64), jnp.float32)])
+    def kernel(x, y, z, s):
+        s[...] = plgpu.load(x, layout=WGMMA)
+        plgpu.commit_smem()
+
+        @plgpu.warp_map
+        def warps(warp):
+            @plgpu.when(warp == 1)
+            def store():
+                plgpu.copy_smem_to_gmem(s, y)
+                plgpu.wait_smem_to_gmem(0)
+
+        if meets:
+            plgpu.commit_smem()
+        s[...] = plgpu.load(x, layout=WGMMA)
+        z[...] = plgpu.load(s, layout=WGMMA)
+
+    if meets:
+        np.testing.assert_array_equal(clean(kernel, randoms(64, 64))[0], randoms(64, 64))
+    else:
+        e = found(kernel, randoms(64, 64))
+        assert isinstance(e, Race) and e.kind == "buffer in flight"
+        assert "by block (), warp1, warpgroup 0, warp 1, then a meeting" in e.remedy and "commit_smem()" in e.remedy
+
+
 def test_result_of_a_store_in_flight(found, assert_at):
     """D4: wait_read_only says nothing about global memory."""
     e = found(stores(again=True), randoms(64, 64))

@@ -139,15 +139,18 @@ def test_half_a_tile(run, assert_at, line_of, transforms, checks):
     assert re.search(rf"a store at .*:{line_of(body, 'store')} in \S*body wrote \[32:33, 0:64\]\n", text), text
 
 
-def test_half_a_tile_leaves(run, assert_at, line_of):
+@pytest.mark.parametrize("transforms", [(), tiled(np.float32)])
+def test_half_a_tile_leaves(run, assert_at, line_of, transforms):
+    """The same of a copy out, whose boxes have other coordinates where the buffer is tiled."""
+
     def body(x, y, s, full):
         plgpu.copy_gmem_to_smem(x.at[:, 32:], s.at[:, 32:], full)  # copy
         plgpu.barrier_wait(full)
         plgpu.copy_smem_to_gmem(s, y)  # leaves
         plgpu.wait_smem_to_gmem(0)
 
-    scratch = [plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier()]
-    with pytest.raises(UninitializedRead, match=r"2048 of 4096 elements, \[0:64, 0:32\]") as e:
+    scratch = [plgpu.SMEM((64, 64), jnp.float32, transforms=transforms), plgpu.Barrier()]
+    with pytest.raises(UninitializedRead, match=r"of s:smem .* 2048 of 4096 elements, \[0:64, 0:32\]") as e:
         run(plgpu.kernel(body, out(64, 64), scratch_types=scratch), randoms(64, 64))
     assert_at(e.value, body, "leaves")
     assert re.search(rf"copy_gmem_to_smem at .*:{line_of(body, 'copy')} in \S*body wrote \[0:64, 32:64\]", str(e.value))
@@ -248,9 +251,43 @@ def test_operand_outside_at_run_time(run, assert_at):
 
         y[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 64)))
 
-    with pytest.raises(OutOfBounds, match="operand of wgmma starts at byte 16384 of s") as e:
+    with pytest.raises(OutOfBounds, match=r"of s:smem .*: index 2 along axis 0") as e:
         run(kernel, randoms(64, 64, dtype=BF16), randoms(2, 64, 64, dtype=BF16))
     assert_at(e.value, test_operand_outside_at_run_time, "outside")
+
+
+@pytest.mark.parametrize("what", ["copy in", "copy out", "wgmma", "load"])
+def test_outside_along_an_inner_axis(run, assert_at, what):
+    """What lies behind the end of an inner axis is the next slot, in the same buffer."""
+
+    @plgpu.kernel(
+        out_type=out(64, 64, dtype=jnp.bfloat16),
+        scratch_types=dict(s=plgpu.SMEM((2, 2, 64, 64), jnp.bfloat16, transforms=tiled(BF16)), b=plgpu.Barrier()),
+    )
+    def kernel(x, at, y, *, s, b):
+        i = at[0]
+        plgpu.copy_gmem_to_smem(x, s.at[1, 0], b)
+        plgpu.barrier_wait(b)
+        if what == "copy in":
+            plgpu.copy_gmem_to_smem(x, s.at[0, i], b)  # copy in
+            plgpu.barrier_wait(b)
+        if what == "copy out":
+            plgpu.copy_smem_to_gmem(s.at[0, i], y)  # copy out
+            plgpu.wait_smem_to_gmem(0)
+        if what == "wgmma":
+
+            def scope(acc):
+                plgpu.wgmma(acc, s.at[1, 0], s.at[0, i])  # wgmma
+                return plgpu.wgmma_accumulator_load(acc)
+
+            y[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 64))).astype(jnp.bfloat16)
+        if what == "load":
+            y[...] = plgpu.load(s.at[0, i], layout=plgpu.Layout.WGMMA)  # load
+
+    for i, said in ((2, "index 2 along axis 1"), (-1, "index -1 along axis 1")):
+        with pytest.raises(OutOfBounds, match=f"of s:smem .*: {said}") as e:
+            run(kernel, randoms(64, 64, dtype=BF16), np.array([i], np.int32))
+        assert_at(e.value, test_outside_along_an_inner_axis, what)
 
 
 def test_store_in_flight_at_the_end(run, assert_at):

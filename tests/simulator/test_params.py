@@ -66,6 +66,12 @@ def test_wrong_values(wrong):
         SimulatorParams(**wrong)
 
 
+@pytest.mark.parametrize("wrong", [3, "late", {}, SimulatorParams])
+def test_context_of_something_else(wrong):
+    with pytest.raises(TypeError, match=r"simulator_params\(.*\): a SimulatorParams"), simulator_params(wrong):
+        pass
+
+
 def test_interpret():
     with pytest.raises(Race):
         reuse()(X)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import BarrierMisuse, Leak, Race, UninitializedRead
+from mosaic_gpu.errors import BarrierMisuse, Leak, OutOfBounds, Race, UninitializedRead
 from tests.support import out, randoms, tiled
 
 BF16 = ml_dtypes.bfloat16
@@ -157,3 +157,78 @@ def test_tensor_memory_is_freed_after_its_loads(found, assert_at):
     e = found(kernel, x[0], y[0], arch="sm_100a")
     assert isinstance(e, Leak) and "wait_load_tmem" in str(e)
     assert_at(e, test_tensor_memory_is_freed_after_its_loads, "load")
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_tensor_memory_is_freed_after_its_products(found, assert_at, committed):
+    """F20: the last product writes its accumulator, and reads its operands, when the block is gone."""
+
+    @plgpu.kernel(
+        out_type=out(128, 64),
+        num_threads=2,
+        thread_name="wg",
+        scratch_types=dict(
+            a=plgpu.SMEM((128, 64), jnp.bfloat16, transforms=tiled(BF16)),
+            b=plgpu.SMEM((64, 64), jnp.bfloat16, transforms=tiled(BF16)),
+            acc=plgpu.TMEM((2, 128, 64), jnp.float32),
+            full=plgpu.Barrier(num_arrivals=2),
+            done=plgpu.Barrier(num_barriers=2, orders_tensor_core=True),
+        ),
+    )
+    def kernel(x, y, z, *, a, b, acc, full, done):
+        wg = jax.lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def multiply():
+            def warps(warp):
+                @plgpu.when(warp == 1)
+                def mma():
+                    plgpu.copy_gmem_to_smem(x, a, full)
+                    plgpu.copy_gmem_to_smem(y, b, full)
+                    plgpu.barrier_wait(full)
+                    plgpu.tcgen05_mma(acc.at[0], a, b, done.at[0], accumulate=False)
+                    last = done.at[1] if committed else None
+                    plgpu.tcgen05_mma(acc.at[1], a, b, last, accumulate=False)  # the last one
+
+            plgpu.warp_map(warps)
+
+        @plgpu.when(wg == 1)
+        def carry():
+            plgpu.barrier_wait(done.at[0])
+            v = plgpu.async_load_tmem(acc.at[0])
+            plgpu.wait_load_tmem()
+            z[...] = v
+
+    x, y = tmem_arrays()
+    e = found(kernel, x[0], y[0], arch="sm_100a")
+    assert isinstance(e, Leak) and "warpgroup 0, warp 1, in flight" in str(e)
+    assert_at(e, test_tensor_memory_is_freed_after_its_products, "the last one")
+
+
+@pytest.mark.parametrize("what", ["product", "load"])
+def test_columns_outside_that_are_another_slots(found, assert_at, what):
+    @plgpu.kernel(
+        out_type=out(128, 64),
+        scratch_types=dict(
+            a=plgpu.SMEM((128, 64), jnp.bfloat16, transforms=tiled(BF16)),
+            b=plgpu.SMEM((64, 64), jnp.bfloat16, transforms=tiled(BF16)),
+            acc=plgpu.TMEM((2, 128, 64), jnp.float32),
+            full=plgpu.Barrier(num_arrivals=2),
+            done=plgpu.Barrier(orders_tensor_core=True),
+        ),
+    )
+    def kernel(x, y, at, z, *, a, b, acc, full, done):
+        plgpu.copy_gmem_to_smem(x, a, full)
+        plgpu.copy_gmem_to_smem(y, b, full)
+        plgpu.barrier_wait(full)
+        outside = acc.at[0, :, plgpu.ds(at[0], 64)]
+        plgpu.tcgen05_mma(outside if what == "product" else acc.at[1], a, b, done, accumulate=False)  # product
+        plgpu.barrier_wait(done)
+        v = plgpu.async_load_tmem(outside if what == "load" else acc.at[1])  # load
+        plgpu.wait_load_tmem()
+        z[...] = v
+
+    x, y = tmem_arrays()
+    e = found(kernel, x[0], y[0], np.array([64], np.int32), arch="sm_100a")
+    assert isinstance(e, OutOfBounds) and "index 127 along axis 2" in str(e)
+    assert_at(e, test_columns_outside_that_are_another_slots, what)

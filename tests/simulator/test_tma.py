@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ def part(ref: Value, starts: tuple[int, ...], sizes: tuple[int | None, ...]) -> 
 
 def boxes(copy: TmaCopy, offset: int) -> list[tuple[tuple[int, ...], int]]:
     return [(tuple(c.start.const // c.step for c in i.coordinates), offset + i.shared.const) for i in copy.issues]
+
+
+def everything(layout: SharedLayout) -> tuple[str, Callable[[], memory.Array]]:
+    """A store's source that is a whole buffer at address 0."""
+    return "all of s", lambda: layout.byte_offsets() // layout.itemsize
 
 
 def run_engine(engine: tma.TmaEngine) -> None:
@@ -141,7 +147,7 @@ def test_store_clips(tile_rows, start):
     shared.write(layout.byte_offsets() // 2, 2, memory.to_raw(data, "bfloat16", data.shape))
     out = memory.GlobalArray.of_output("out", (80, 256), "bfloat16", poison=True)
     engine = tma.TmaEngine([out], shared)
-    stores = [tma.Store(m, coordinates, address, None) for coordinates, address in boxes(copy, 0)]
+    stores = [tma.Store(m, coordinates, address, None, everything(layout)) for coordinates, address in boxes(copy, 0)]
     engine.queue.extend(stores)
     run_engine(engine)
     assert all(s.read and s.done for s in stores)
@@ -158,8 +164,8 @@ def test_store_of_unwritten_memory():
     engine = tma.TmaEngine(
         [memory.GlobalArray.of_output("out", (64, 64), "bfloat16", True)], memory.SharedMemory(layout.nbytes, True)
     )
-    engine.queue.extend(tma.Store(m, c, a, None) for c, a in boxes(copy, 0))
-    with pytest.raises(UninitializedRead, match="copy_smem_to_gmem"):
+    engine.queue.extend(tma.Store(m, c, a, None, everything(layout)) for c, a in boxes(copy, 0))
+    with pytest.raises(UninitializedRead, match="all of s: reads shared memory .* 4096 of 4096 elements"):
         run_engine(engine)
 
 
@@ -198,7 +204,7 @@ def test_coordinates_that_end_a_kernel(store, row, column, wrong):
     engine = tma.TmaEngine([array], shared)
     ((_, address),) = boxes(copy, 0)
     if store:
-        engine.queue.append(tma.Store(m, (column, row), address, None))
+        engine.queue.append(tma.Store(m, (column, row), address, None, everything(layout)))
     else:
         engine.queue.append(tma.Load(m, (column, row), address, ((shared, MBarrier("b[0]", 1)),), None))
     with pytest.raises(IllegalInstruction, match=wrong) if wrong else contextlib.nullcontext():
