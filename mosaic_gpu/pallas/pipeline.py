@@ -173,6 +173,10 @@ def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Se
     known = isinstance(total, int)
     if known and total == 0:
         return carry
+    if known and total >= 2**31:
+        raise UnsupportedCall(
+            f"a pipeline of {total} steps: they are counted in int32, so there are at most {2**31 - 1}"
+        )
     plan = Rings(grid, total if known else None, inputs, [in_front(m) for m in outputs])
 
     def run(buffers: dict[str, Any], barriers: Sequence[Any]) -> Any:

@@ -165,6 +165,16 @@ def test_a_package_takes_over_our_params(package):
     assert targets(lowered(call(), X, X)) == {"mosaic_gpu_launch"}
 
 
+@pytest.mark.parametrize("wrong", [lambda x, y: x, lambda x, y: [x[:1]], lambda x, y: None, lambda x, y: [x, y]])
+def test_what_a_rule_returns_is_checked(package, wrong):
+    plgpu.register_backend(package.SlowCompilerParams, "cpu", lambda call, x, y: wrong(x, y))
+    for f in (call(package.SlowCompilerParams()), jax.jit(call(package.SlowCompilerParams()))):
+        with pytest.raises(
+            ValueError, match="the rule .* for SlowCompilerParams must return a sequence of the outputs"
+        ):
+            f(X, X)
+
+
 def test_register_backend_checks():
     with pytest.raises(TypeError, match="params_type must be a class"):
         plgpu.register_backend("x", "cpu", print)
