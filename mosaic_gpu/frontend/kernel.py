@@ -224,7 +224,7 @@ class _Kernel:
                 )
             if isinstance(error, MosaicGpuError):
                 error.line = error.line or at
-            elif isinstance(error, (AttributeError, TypeError, ValueError)):
+            elif isinstance(error, (AssertionError, AttributeError, TypeError, ValueError)):
                 return translated(error, at) or error
             return error
 

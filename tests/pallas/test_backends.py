@@ -12,6 +12,7 @@ import warnings
 
 import jax
 import jax.experimental.pallas as stock
+import jax.experimental.pallas.mosaic_gpu as stock_gpu
 import jax.experimental.pallas.triton as stock_triton
 import jax.numpy as jnp
 import numpy as np
@@ -216,6 +217,18 @@ def stock_call(params, index=lambda i, j: (i, j), body=None, **options):
 
 def test_stock_pallas_call_compiles_with_us():
     assert targets(lowered(stock_call(plgpu.CompilerParams()), X)) == {"mosaic_gpu_launch"}
+
+
+def test_stock_scratch_that_is_not_ours(line_of):
+    for scratch, words in (
+        (stock_gpu.Barrier(), "scratch of barrier"),
+        (stock_gpu.TMEM((128, 64), F), "scratch in tmem"),
+    ):
+        f = stock_call(plgpu.CompilerParams(), body=lambda x, o, s: None, scratch_shapes=[scratch])  # the body
+        with pytest.raises(UnsupportedCall, match=words) as e:
+            lowered(f, X)
+        number = line_of(test_stock_scratch_that_is_not_ours, "the body")
+        assert (e.value.line.file, e.value.line.number) == (__file__, number)
 
 
 def test_importing_is_enough():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.errors import IllegalInstruction, UninitializedRead, UnsupportedCall
 from mosaic_gpu.simulator import UnwrittenOutput
 from tests.support import out
 
@@ -218,6 +218,11 @@ WRONG = {
         UnsupportedCall,
         "a pipeline of 4294967296 steps: they are counted in int32",
     ),
+    "program_id of JAX's": (
+        call(grid=1, body=lambda x, o: stock.program_id(0)),
+        UnsupportedCall,
+        "program_id of jax.experimental.pallas works in calls of JAX's only; here it is mosaic_gpu.program_id",
+    ),
     "compiler_params": (
         call(compiler_params=3),
         ValueError,
@@ -251,6 +256,59 @@ def test_lines(line_of):
         with pytest.raises((TypeError, ValueError)) as e:
             call_of()
         assert (e.value.line.file, e.value.line.number) == (__file__, line_of(test_lines, mark)), mark
+
+
+def test_copies_of_blocks_point_at_specs(line_of):
+    """They are of no line of the body."""
+    whole = plgpu.BlockSpec((64, 128), lambda i: (0, 0))  # the output
+    unaligned = plgpu.BlockSpec((64, plgpu.Element(64)), lambda i: (0, 3))  # the start
+    with pytest.raises(IllegalInstruction, match="TMA moves rows from multiples of 16 bytes on") as e:
+        plgpu.pallas_call(
+            lambda x, o: o.__setitem__((..., plgpu.ds(0, 64)), x[...]),
+            SHAPE,
+            grid=1,
+            in_specs=[unaligned],
+            out_specs=whole,
+        )(X)
+    assert (e.value.line.file, e.value.line.number) == (
+        __file__,
+        line_of(test_copies_of_blocks_point_at_specs, "the start"),
+    )
+    in_front = plgpu.BlockSpec((64, 128), lambda i: (i - 1, 0))
+    with pytest.raises(IllegalInstruction, match="TMA does not store in front of an array") as e:
+        plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[whole], out_specs=in_front)(X)
+    number = line_of(test_copies_of_blocks_point_at_specs, "the output")
+    assert [f":{number} " in n for n in e.value.__notes__ if "is copied in blocks of (64, 128)" in n] == [True, False]
+
+
+@pytest.mark.parametrize("axes", [0, 1])
+def test_axes_that_are_parallel_unasked(axes):
+    """The output's block depends on the axis, but stays the same for two steps."""
+
+    def pairs(x, o):
+        @plgpu.when(plgpu.program_id(0) % 2 == 0)
+        def _():
+            o[...] = jnp.zeros_like(o)
+
+        o[...] += x[...]
+
+    def pairs_of(**params):
+        f = plgpu.pallas_call(
+            pairs,
+            out(32, 128),
+            grid=4,
+            in_specs=[plgpu.BlockSpec((16, 128), lambda i: (i, 0))],
+            out_specs=plgpu.BlockSpec((16, 128), lambda i: (i // 2, 0)),
+            compiler_params=plgpu.CompilerParams(**params),
+        )
+        return jax.vmap(f) if axes else f
+
+    x = np.stack([X] * 2) if axes else X
+    with pytest.raises(UninitializedRead) as e:
+        pairs_of()(x)
+    assert any("parallel axes of the grid (0)" in n and "make the axis 'sequential'" in n for n in e.value.__notes__)
+    y = pairs_of(dimension_semantics="sequential")(x)
+    np.testing.assert_array_equal(y, x.reshape(*x.shape[:-2], 2, 2, 16, 128).sum(-3).reshape(*x.shape[:-2], 32, 128))
 
 
 def test_a_branch_in_an_index_map():
