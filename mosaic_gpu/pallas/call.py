@@ -230,6 +230,12 @@ def _trace(
     out_names = [
         "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out_shape)[0]
     ]
+    for name, x in zip(out_names, outs, strict=True):
+        refuse_key_array(WHERE, name, x)
+        if (narrow := jax.dtypes.canonicalize_dtype(x.dtype)) != x.dtype:
+            raise ValueError(
+                f"{WHERE}: {name} is to be {x.dtype}, which JAX has only with jax_enable_x64 (all else is computed in {narrow})"
+            )
     for name, a in zip(names, prefetch, strict=False):
         no_symbols(f"{name} of shape {a.shape}", a.shape)
     index_of = (prefetch, fetched_tree)

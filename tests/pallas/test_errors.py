@@ -119,6 +119,11 @@ WRONG = {
         r"pallas_call <lambda>\(x, o, s\) gets 2 inputs, 1 output \(out_shape\) and 1 scratch buffer \(scratch_shapes\): too "
         r"many positional arguments. Call it with 1 input \(x\)",
     ),
+    "a type that JAX has not": (
+        call(shape=out(64, 128, dtype=np.float64), body=lambda x, o: o.__setitem__(..., x[...].astype(o.dtype))),
+        ValueError,
+        "outputs is to be float64, which JAX has only with jax_enable_x64",
+    ),
     "no array": (call("x"), TypeError, r"args\[0\] must be an array or a number"),
     "interpret": (call(interpret="yes"), TypeError, "interpret must be True, False or plgpu.SimulatorParams"),
     "name": (call(name=3), TypeError, "name must be a name or None"),
