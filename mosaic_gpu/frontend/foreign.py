@@ -5,7 +5,9 @@ JAX has no classes for these errors, so they are told by their text; the tests h
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 
 import jax
 
@@ -69,9 +71,24 @@ def _needed_in_python(error: Exception, text: str, line: Line | None) -> MosaicG
     return ours
 
 
+def _of_pallas(error: AssertionError, line: Line | None) -> MosaicGpuError | None:
+    """JAX's Pallas asserts that it is one of its own bodies that it traces."""
+    frames = [f.f_code for f, _ in traceback.walk_tb(error.__traceback__)]
+    called = next((c.co_name for c in frames if "/jax/_src/pallas/" in c.co_filename.replace(os.sep, "/")), None)
+    if called is None:
+        return None
+    return UnsupportedCall(
+        f"{called} of jax.experimental.pallas works in calls of JAX's only; here it is mosaic_gpu.{called} "
+        "(import mosaic_gpu as pl)",
+        line,
+    )
+
+
 def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
     """The error of ours for one of JAX's, at `line`; None for any other."""
     text = str(error)
+    if isinstance(error, AssertionError):
+        return _of_pallas(error, line)
     if isinstance(error, KNOWN_ONLY_AT_RUN_TIME):
         return _needed_in_python(error, text, line)
     if found := SHAPE.search(text):

@@ -26,6 +26,7 @@ from .foreign import UNBOUND, translated
 from .memory import RefType
 from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
+from .random import refuse_key_array
 from .trace import Tracer, function_line, leaf_names, raised_at
 from .tracebacks import located, located_at_its_call, shortened
 
@@ -173,6 +174,7 @@ class _Kernel:
                 if not isinstance(x, (bool, int, float, complex)):
                     arguments.refuse(f"kernel {self.name}", f"input {i}", x, "an array or a number")
                 leaves[i] = jax.numpy.asarray(x)
+            refuse_key_array(f"kernel {self.name}", f"input {i}", leaves[i])
         return (
             leaves,
             tree,
@@ -222,7 +224,7 @@ class _Kernel:
                 )
             if isinstance(error, MosaicGpuError):
                 error.line = error.line or at
-            elif isinstance(error, (AttributeError, TypeError, ValueError)):
+            elif isinstance(error, (AssertionError, AttributeError, TypeError, ValueError)):
                 return translated(error, at) or error
             return error
 

@@ -155,8 +155,19 @@ def _refs_of(body: Callable[..., Any], scratch: Any) -> list[inspect.Parameter] 
     return refs if fixed else None
 
 
-def check_number_of_refs(name: str, body: Callable[..., Any], inputs: int, outputs: int, scratch: Any) -> None:
-    """TypeError where the body cannot be called with so many Refs; it says which of them come from where."""
+def check_number_of_refs(
+    name: str,
+    body: Callable[..., Any],
+    inputs: int,
+    outputs: int,
+    scratch: Any,
+    called: tuple[str, str, str] = ("kernel", "out_type", "scratch_types"),
+) -> None:
+    """TypeError where the body cannot be called with so many Refs; it says which of them come from where.
+
+    called: the function that makes the kernel and its arguments for outputs and scratch.
+    """
+    function, out_type, scratch_types = called
     positional, named = ((), scratch) if isinstance(scratch, Mapping) else (tuple(scratch), {})
     try:
         signature = inspect.signature(body)
@@ -165,15 +176,15 @@ def check_number_of_refs(name: str, body: Callable[..., Any], inputs: int, outpu
     try:
         signature.bind(*[None] * (inputs + outputs + len(positional)), **dict.fromkeys(named))
     except TypeError as error:
-        parts = [_count(inputs, "input"), f"{_count(outputs, 'output')} (out_type)"]
-        parts.append(f"{_count(len(scratch), 'scratch buffer')} (scratch_types)")
+        parts = [_count(inputs, "input"), f"{_count(outputs, 'output')} ({out_type})"]
+        parts.append(f"{_count(len(scratch), 'scratch buffer')} ({scratch_types})")
         expected = inputs_of(body, outputs, scratch).parameters
         wanted = f"{_count(len(expected), 'input')}{f' ({names})' if (names := ', '.join(expected)) else ''}"
         if any(p.kind is p.VAR_POSITIONAL for p in expected.values()):
             wanted = "more inputs"
         raise TypeError(
-            f"kernel {name}({', '.join(signature.parameters)}) gets {parts[0]}, {parts[1]} and {parts[2]}: {error}. "
-            f"Call it with {wanted}, or change out_type or scratch_types\n  at {function_line(body)}"
+            f"{function} {name}({', '.join(signature.parameters)}) gets {parts[0]}, {parts[1]} and {parts[2]}: {error}. "
+            f"Call it with {wanted}, or change {out_type} or {scratch_types}\n  at {function_line(body)}"
         ) from None
 
 

@@ -68,6 +68,15 @@ def refuse_keys(what: str, operands: Sequence[Any], line: Line | None) -> None:
         )
 
 
+def refuse_key_array(where: str, name: str, x: Any) -> None:
+    """UnsupportedCall where an argument of a kernel is an array of keys."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raise UnsupportedCall(
+            f"{where}: {name} is an array of PRNG keys ({x.dtype}), which memory has no place for. Pass a number, and fold it "
+            "into a key that is made in the body: jax.random.fold_in(jax.random.key(0), ref[0])"
+        )
+
+
 def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     """Twenty rounds of Threefry-2x32 (Salmon et al., SC11) on two uint32 of any shape."""
     keys = (k0, k1, k0 ^ k1 ^ jnp.uint32(0x1BD11BDA))

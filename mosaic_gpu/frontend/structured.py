@@ -219,6 +219,12 @@ def _for(
 
 def _run_scoped(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     jaxpr = e.params["jaxpr"]
+    if "names" not in e.params:
+        raise UnsupportedCall(
+            "run_scoped of jax.experimental.pallas allocates memory that is not ours; call mosaic_gpu.run_scoped, or allocate "
+            "the buffers as scratch",
+            line,
+        )
     tr.bind(jaxpr.constvars, [tr.read(v) for v in e.invars])
     refs = tuple(tr.value_of_aval(v.aval, n) for v, n in zip(jaxpr.invars, e.params["names"], strict=True))
     region = tr.region(_without_consts(jaxpr), list(refs), refs, line)

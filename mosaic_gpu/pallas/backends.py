@@ -88,9 +88,10 @@ def rule_for(params: Any, platform: str) -> Rule:
         raise ValueError(
             f"pallas_call: {type(params).__name__} is registered for {', '.join(others)}, and this is {platform}"
         )
+    kind = type(params)
     raise ValueError(
-        f"pallas_call: no backend is registered for compiler_params of type {type(params).__name__} on {platform}; have "
-        "plgpu.CompilerParams, plgpu.TritonCompilerParams and what register_backend was given"
+        f"pallas_call: no backend is registered for compiler_params of type {kind.__module__}.{kind.__qualname__} on {platform}; "
+        "have mosaic_gpu.CompilerParams, mosaic_gpu.TritonCompilerParams and what register_backend was given"
     )
 
 
@@ -131,7 +132,22 @@ def run(call: Call, platform: str, operands: Sequence[Any], eager: bool) -> list
     rule = rule_for(call.params, platform)
     if rule is _ours and symbols.has_symbols(call.mapping):
         return symbols.run(call, platform, operands)
-    return list(rule(call, *operands))
+    results = rule(call, *operands)
+    if rule in _RULES.values():
+        _check_results(call, results)
+    return list(results)
+
+
+def _check_results(call: Call, results: Any) -> None:
+    """Raises ValueError where what a registered rule returned is not a sequence of the call's outputs."""
+    listed = isinstance(results, (list, tuple))
+    found = [jax.typeof(x) if hasattr(x, "dtype") else x for x in results] if listed else results
+    wanted = [(b.shape, b.dtype) for b in call.mapping.outputs]
+    if not listed or [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in found] != wanted:
+        raise ValueError(
+            f"{call.name}: the rule that register_backend was given for {type(call.params).__name__} must return a sequence of "
+            f"the outputs, {[str(a) for a in call.out_avals]}; it returned {arguments.shown(found)}"
+        )
 
 
 @functools.lru_cache(maxsize=256)

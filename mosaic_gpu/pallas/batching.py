@@ -48,6 +48,8 @@ def register(pallas_call_p: Any) -> None:
         if all(d is None for d in dims):
             return pallas_call_p.bind(*args, call=call), [None] * outs
         (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
+        if size == 0:  # nothing runs, and nothing can be sliced
+            return [jnp.empty((0, *a.shape), a.dtype) for a in call.out_avals], [0] * outs
         if size == 1:
             args = [x if d is None else jnp.squeeze(x, d) for x, d in zip(args, dims, strict=True)]
             return [jnp.expand_dims(x, 0) for x in pallas_call_p.bind(*args, call=call)], [0] * outs

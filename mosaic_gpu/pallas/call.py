@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from ..errors import Line, MosaicGpuError, UnsupportedCall
 from ..frontend import shard_map
 from ..frontend.foreign import in_our_words, translated
 from ..frontend.memory import RefType
+from ..frontend.options import check_number_of_refs, inputs_of
 from ..frontend.primitives import is_ref
+from ..frontend.random import refuse_key_array
 from ..frontend.trace import function_line, raised_at
 from ..frontend.tracebacks import located, located_at_its_call, shortened
 from ..memory import GMEM_SPACE
@@ -119,6 +122,8 @@ def pallas_call(
                 raise ValueError(
                     f"If `grid_spec` is specified, then `{what}` must be `{default}`. It is {arguments.shown(given)}"
                 )
+        if not all(hasattr(grid_spec, part) for part in ("grid", "in_specs", "out_specs", "scratch_shapes")):
+            arguments.refuse(WHERE, "grid_spec", grid_spec, "GridSpec(...) or PrefetchScalarGridSpec(...)")
         spec = GridSpec(
             grid_spec.grid,
             grid_spec.in_specs,
@@ -136,8 +141,12 @@ def pallas_call(
         arguments.refuse(WHERE, "interpret", interpret, "True, False or plgpu.SimulatorParams(...)")
     if name is not None and not isinstance(name, str):
         arguments.refuse(WHERE, "name", name, "a name or None")
+    try:
+        aliases = dict(input_output_aliases or {})
+    except (TypeError, ValueError):
+        arguments.refuse(WHERE, "input_output_aliases", input_output_aliases, "a mapping {input: output}")
     options = dict(
-        aliases=dict(input_output_aliases or {}),
+        aliases=aliases,
         debug=arguments.flag(WHERE, "debug", debug),
         interpret=interpret,
         name=name or getattr(kernel, "__name__", None) or getattr(getattr(kernel, "func", None), "__name__", "kernel"),
@@ -177,6 +186,10 @@ class _PallasCall:
         return call, out_tree, [*bounds, *leaves]
 
     @property
+    def __signature__(self) -> inspect.Signature:
+        return inputs_of(self.body, len(_listed(self.out_shape)), self.spec.scratch_shapes or ())
+
+    @property
     def lower(self) -> Any:
         return jax.jit(self.__call__).lower
 
@@ -185,10 +198,16 @@ class _PallasCall:
         return jax.jit(self.__call__).trace
 
 
+def _listed(out_shape: Any) -> tuple[Any, ...]:
+    """One entry for each argument that the kernel gets for its outputs."""
+    return tuple(out_shape) if isinstance(out_shape, (tuple, list)) else (out_shape,)
+
+
 def _array(name: str, x: Any) -> Any:
     if is_ref(x):
         raise TypeError(f"{WHERE}: a kernel takes arrays, not Refs; {name} is one")
     if hasattr(x, "shape") and hasattr(x, "dtype"):
+        refuse_key_array(WHERE, name, x)
         return x
     if not isinstance(x, (bool, int, float, complex)):
         arguments.refuse(WHERE, name, x, "an array or a number")
@@ -211,6 +230,12 @@ def _trace(
     out_names = [
         "outputs" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out_shape)[0]
     ]
+    for name, x in zip(out_names, outs, strict=True):
+        refuse_key_array(WHERE, name, x)
+        if (narrow := jax.dtypes.canonicalize_dtype(x.dtype)) != x.dtype:
+            raise ValueError(
+                f"{WHERE}: {name} is to be {x.dtype}, which JAX has only with jax_enable_x64 (all else is computed in {narrow})"
+            )
     for name, a in zip(names, prefetch, strict=False):
         no_symbols(f"{name} of shape {a.shape}", a.shape)
     index_of = (prefetch, fetched_tree)
@@ -227,6 +252,8 @@ def _trace(
             blocks.append(block_mapping(s, n, tuple(x.shape), x.dtype, len(grid), index_of))
     scratch = _scratch(spec.scratch_shapes)
     own = jax.tree.leaves(scratch, is_leaf=_is_type)
+    called = (WHERE, "out_shape", "scratch_shapes")
+    check_number_of_refs(o["name"], p.body, len(args), len(_listed(out_shape)), scratch, called)
     aliases = _aliases(o["aliases"], [*prefetch, *avals[len(fetched) :]], outs)
     if isinstance(o["params"], CompilerParams):
         blocks = [*on_inputs(blocks, len(outs), {k for _, k in aliases})]
@@ -264,7 +291,7 @@ def _trace(
             )
         closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body, axis_env=[*env, *roles])(*refs))
         closed = closed.replace(jaxpr=with_program_ids(closed.jaxpr, axes)) if env else closed
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
         from .lowering import memory_notes
 
         ours = translated(error, raised_at(error, function_line(p.body)))

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import arguments
 from ..frontend.loops import ds
 from ..frontend.primitives import slice_class
 from ..ops.copies import commit_smem
@@ -74,6 +75,14 @@ def checked(what: str, i: int, d: BlockDim, x: Any) -> Any:
             f"{what} returns a slice of {x.size} elements for {d} at position {i}, more than it has room for"
         )
     return Part(_int32(x.start), _int32(x.size))
+
+
+def no_index(x: Any) -> str | None:
+    """What an index map returns where an integer scalar belongs; None: one."""
+    if hasattr(x, "aval") or hasattr(x, "dtype"):
+        integer = not x.shape and jnp.issubdtype(x.dtype, jnp.integer)
+        return None if integer else str(jax.typeof(x))
+    return None if isinstance(x, int) else f"{type(x).__name__} ({arguments.shown(x)})"
 
 
 def _int32(x: Any) -> Any:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import MosaicGpuError, ResourceExceeded, UnsupportedCall
+from ..errors import MosaicGpuError, ResourceExceeded, UninitializedRead, UnsupportedCall
 from ..frontend.kernel import kernel
 from ..frontend.loops import run_scoped
 from ..frontend.memory import RefType
@@ -299,13 +299,31 @@ def check(call: Call) -> None:
 
 
 def explained(call: Call, error: MosaicGpuError) -> MosaicGpuError:
-    """The error with a note on operands that are not in shared memory, where the body may take them to be; blocks that are too
-    large point at the largest one's spec."""
+    """The error with what a reader of the body alone cannot see: the spec of the block that a copy moves (of those that are
+    too large together the largest one's), operands that are not in shared memory, axes whose points are blocks of their own."""
+    if "explained" in error.__dict__:
+        return error
+    error.__dict__["explained"] = True
     staged = [b for b in call.mapping.blocks if b.staged and b.line]
-    if isinstance(error, ResourceExceeded) and error.line == call.line and staged:
-        error.line = max(staged, key=lambda b: b.nbytes).line
-    if "memory_note" not in error.__dict__ and isinstance(error, (UnsupportedCall, ValueError)):
-        error.__dict__["memory_note"] = True
+    if error.line is not None and error.line == call.line and staged:  # of no operation of the body
+        named = [b for b in staged if f"{b.name}:gmem" in error.message or f"['{b.name}']" in error.message]
+        if isinstance(error, ResourceExceeded):
+            error.line = max(staged, key=lambda b: b.nbytes).line
+        elif len(named) == 1:
+            error.line = named[0].line
+        else:
+            for b in staged:
+                error.add_note(f"{b.name} is copied in blocks of {b.block_shape}, as its BlockSpec says at {b.line}")
+    if isinstance(error, UninitializedRead):
+        grid = call.mapping.seen(list(zip(semantics(call), call.mapping.grid, strict=True)))
+        axes = [i for i, (kind, n) in enumerate(grid) if kind == PARALLEL and n != 1]
+        if axes:
+            error.add_note(
+                f"each point of the parallel axes of the grid ({', '.join(map(str, axes))}) is a CUDA block, with buffers and "
+                "scratch of its own. Where a step reads what the one before has left, make the axis 'sequential': "
+                "CompilerParams(dimension_semantics=...)"
+            )
+    if isinstance(error, (UnsupportedCall, ValueError)):
         for line in memory_notes(call.mapping):
             error.add_note(line)
     return error

@@ -32,11 +32,12 @@ from ..frontend.loops import bounded_slices
 from ..frontend.trace import function_line, raised_at
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
 from .blocks import kept_shape, symbolic, why_in_place
-from .irregular import checked, grouped, is_irregular
+from .irregular import checked, grouped, is_irregular, no_index
 from .pipeline import check_place, is_scalar
 from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
 WHERE = "pallas_call"
+INT32_MAX = 2**31 - 1
 BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
@@ -165,15 +166,17 @@ def grid_of(grid: Any) -> tuple[tuple[GridSize, ...], tuple[str | None, ...], li
         named = isinstance(n, tuple) and len(n) == 2 and isinstance(n[0], str)
         names.append(n[0] if named else None)
         n = n[1] if named else n
-        if is_scalar(n) or (isinstance(n, jax.Array) and not n.shape) or symbolic((n,)):
+        if is_scalar(n) or symbolic((n,)):
             if named:
                 raise UnsupportedCall(
                     f"{WHERE}: grid[{i}]: a named axis has a size known before the call; leave the name out"
                 )
             sizes.append(dynamic)
             bounds.append(jnp.asarray(n, jnp.int32))
+        elif hasattr(n, "aval"):  # an array, a float
+            arguments.refuse(WHERE, f"grid[{i}]", n, "a whole number or an int32 scalar")
         else:
-            sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0))
+            sizes.append(arguments.whole(WHERE, f"grid[{i}]", n, 0, INT32_MAX))
     given = [n for n in names if n is not None]
     if len(set(given)) != len(given):
         raise ValueError(f"{WHERE}: grid={entries}: axes share a name")
@@ -186,13 +189,16 @@ def specs_of(specs: Any, tree: Any, which: str, what: str) -> list[Any]:
     if isinstance(specs, _NoBlockSpec):
         return [BlockSpec()] * count
     given = tuple(specs) if isinstance(specs, list) else specs
-    leaves, structure = jax.tree.flatten(given, is_leaf=_is_spec)
-    for leaf in leaves:
+    paths, structure = jax.tree_util.tree_flatten_with_path(given, is_leaf=_is_spec)
+    for path, leaf in paths:
         if not _is_spec(leaf):
-            arguments.refuse(WHERE, which, leaf, "BlockSpec or no_block_spec, in a tree like that of the arrays")
+            wanted = "BlockSpec or no_block_spec, in a tree like that of the arrays"
+            if type(leaf).__name__ == BlockSpec.__name__:
+                wanted += f" (mosaic_gpu's, not {type(leaf).__module__}'s)"
+            arguments.refuse(WHERE, which + jax.tree_util.keystr(path), leaf, wanted)
     if structure != tree:
         raise ValueError(_mismatch(given, jax.tree.unflatten(tree, range(count)), which, what))
-    return leaves
+    return [leaf for _, leaf in paths]
 
 
 def _is_spec(x: Any) -> bool:
@@ -310,8 +316,7 @@ def _traced_index(spec: BlockSpec, name: str, dims: Sequence[BlockDim], rank: in
             if is_irregular(d):
                 known.append(x)
                 continue
-            if np.shape(x) or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-                kind = jax.typeof(x) if hasattr(x, "aval") else f"{type(x).__name__} ({arguments.shown(x)})"
+            if (kind := no_index(x)) is not None:
                 raise ValueError(f"{what} must return integer scalars. Output[{i}] has type {kind}.")
             known.append(x if isinstance(x, int) or x.dtype == jnp.int32 else jnp.asarray(x, jnp.int32))
         return jax.tree.leaves(known)

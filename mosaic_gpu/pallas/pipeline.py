@@ -21,11 +21,11 @@ from ..errors import UnsupportedCall
 from ..frontend.loops import bounded_slices, run_scoped, when
 from ..frontend.memory import Barrier
 from ..frontend.primitives import is_ref, space_of, split_ref
-from ..frontend.trace import function_line
+from ..frontend.tracebacks import located
 from ..ops.barriers import barrier_wait
 from ..ops.copies import commit_smem, copy_block_to_gmem, copy_gmem_to_smem, wait_smem_to_gmem
 from .blocks import Dependence, Ids, Moved, block_of, count, dependence, unravel, why_in_place
-from .irregular import checked, gather, in_front, is_irregular, scatter
+from .irregular import checked, gather, in_front, is_irregular, no_index, scatter
 from .specs import BlockDim, Blocked, BlockSpec
 
 Body = Callable[..., Any]
@@ -98,10 +98,11 @@ class Operands:
                 f"{self.where}: {len(ins)} in_specs and {len(outs)} out_specs, but it is called with {len(refs)} Refs"
             )
         names = [f"input {i}" for i in range(len(ins))] + [f"output {i}" for i in range(len(outs))]
-        moved = [
-            _moved(self.where, n, r, s, self.steps, max(self.delay, s.delay_release) if i < len(ins) else 0)
-            for i, (n, r, s) in enumerate(zip(names, refs, (*ins, *outs), strict=True))
-        ]
+        moved = []
+        for i, (n, r, s) in enumerate(zip(names, refs, (*ins, *outs), strict=True)):
+            delay = max(self.delay, s.delay_release) if i < len(ins) else 0
+            with located(s.line):
+                moved.append(_moved(self.where, n, r, s, self.steps, delay))
         return moved[: len(ins)], moved[len(ins) :]
 
 
@@ -136,15 +137,24 @@ def _moved(where: str, name: str, ref: Any, spec: BlockSpec, steps: int, delay: 
         if spec.index_map is None:
             found = (0,) * len(dims)
         else:
-            with bounded_slices():
-                found = spec.index_map(*ids)
+            with bounded_slices(), located(spec.line):
+                try:
+                    found = spec.index_map(*ids)
+                except TypeError as error:
+                    if "positional argument" in str(error):
+                        error.add_note(f"{what}: it is called with {len(ids)} indices, one for each axis of the grid")
+                    raise
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
-        if len(found) != len(dims):
-            raise ValueError(
-                f"{what} must return {len(dims)} values to match block_shape={spec.block_shape}, not "
-                f"{len(found)}\n  at {function_line(spec.index_map)}"
-            )
-        return [checked(what, i, d, x) for i, (d, x) in enumerate(zip(dims, found, strict=True))]
+        with located(spec.line):
+            if len(found) != len(dims):
+                raise ValueError(
+                    f"{what} must return {len(dims)} values to match block_shape={spec.block_shape}, not {len(found)}"
+                )
+            parts = [checked(what, i, d, x) for i, (d, x) in enumerate(zip(dims, found, strict=True))]
+            for i, (d, x) in enumerate(zip(dims, parts, strict=True)):
+                if not is_irregular(d) and (kind := no_index(x)) is not None:
+                    raise ValueError(f"{what} must return integer scalars. Output[{i}] has type {kind}.")
+        return parts
 
     transforms = spec.checked_transforms(where, name)
     staged = not spec.in_gmem(where, name) and why_in_place(ref.shape, dims, ref.dtype, transforms) is None
@@ -173,6 +183,10 @@ def stream(body: Body, grid: Sequence[Any], inputs: Sequence[Moved], outputs: Se
     known = isinstance(total, int)
     if known and total == 0:
         return carry
+    if known and total >= 2**31:
+        raise UnsupportedCall(
+            f"a pipeline of {total} steps: they are counted in int32, so there are at most {2**31 - 1}"
+        )
     plan = Rings(grid, total if known else None, inputs, [in_front(m) for m in outputs])
 
     def run(buffers: dict[str, Any], barriers: Sequence[Any]) -> Any:
@@ -286,7 +300,7 @@ def _loop(
             m.slot(b, slot_of(step, n)) if m.staged else block_of(m.ref, m.dims, m.index(ids), step * 0)
             for m, b, n in zip((*inputs, *outputs), buffers, p.depths, strict=True)
         ]
-        carry = body(ids, *blocks) if carry is None else body(ids, *blocks, carry)
+        carry = _next(carry, body(ids, *blocks) if carry is None else body(ids, *blocks, carry))
         commit_smem()  # the body's writes are visible to TMA, and all threads have read its inputs
         last = step == total - 1
         ahead = unravel(jnp.minimum(step + 1, count(total - 1)), grid)  # index maps see places in the grid only
@@ -311,6 +325,17 @@ def _loop(
     if any(outputs[i].by_tma for i in staged):
         wait_smem_to_gmem(0)
     return carry
+
+
+def _next(carry: Any, returned: Any) -> Any:
+    """What a body returns, held against its carry (a loop's own errors would speak of a `scan`)."""
+    given, found = str(jax.tree.structure(carry)), str(jax.tree.structure(returned))
+    if given != found:
+        wanted = (
+            "returns nothing without init_carry" if carry is None else f"must return a carry like init_carry, {given}"
+        )
+        raise TypeError(f"emit_pipeline: the body {wanted}; it returned {found}")
+    return returned
 
 
 def slot_of(step: Any, depth: int) -> Any:

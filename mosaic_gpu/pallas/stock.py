@@ -12,11 +12,13 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from ..errors import UnsupportedCall
+from ..errors import Line, UnsupportedCall
 from ..frontend.memory import ACC, SMEM
+from ..frontend.tracebacks import located
 from ..program import CompilerParams
 from . import lowering
 from .call import Call
@@ -57,6 +59,13 @@ def lower_stock_call(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 def call_of(params: dict[str, Any]) -> Call:
     """A stock call's parameters as a `Call`."""
+    jaxpr = params.get("jaxpr")
+    line = _line_of(getattr(jaxpr, "jaxpr", jaxpr))
+    with located(line):
+        return _call_of(params, line)
+
+
+def _call_of(params: dict[str, Any], line: Line | None) -> Call:
     m = params["grid_mapping"]
     name = str(params.get("name") or "kernel")
     if params.get("mesh") is not None or m.grid_names:
@@ -87,8 +96,16 @@ def call_of(params: dict[str, Any]) -> Call:
         bool(params.get("debug")),
         None,
         params.get("metadata"),
-        None,
+        line,
     )
+
+
+def _line_of(jaxpr: Any) -> Line | None:
+    """Where the body was written, which JAX keeps as text: 'name at file:line'."""
+    source = str(getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or "")
+    name, _, place = source.rpartition(" at ")
+    file, _, number = place.rpartition(":")
+    return Line(file, int(number), name) if number.isdigit() else None
 
 
 def _block_of(b: Any, name: str) -> BlockMapping:
@@ -147,6 +164,8 @@ def _dim_of(d: Any, name: str) -> BlockDim:
 def _scratch_of(aval: Any, name: str) -> Any:
     inner = getattr(aval, "inner_aval", aval)
     space = str(getattr(aval, "memory_space", None)).rsplit(".", 1)[-1].lower()
+    if jnp.issubdtype(inner.dtype, jax.dtypes.extended):  # of barriers and the like
+        raise UnsupportedCall(f"{name}: scratch of {inner.dtype} in a call of JAX's; plgpu.pallas_call takes barriers")
     if space in ("smem", "default", "none"):
         return SMEM(tuple(inner.shape), np.dtype(inner.dtype))
     if space in ("regs", "acc"):

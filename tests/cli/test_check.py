@@ -109,6 +109,8 @@ def ours(x):
     spec = plgpu.BlockSpec((32, 64), lambda i: (i, 0))
     return plgpu.pallas_call(faulty, F, grid=(4,), in_specs=[spec], out_specs=spec)(x)
 
+direct = plgpu.pallas_call(lambda x_ref, o_ref: o_ref.__setitem__(..., x_ref[...]), F)
+
 def stock(x):
     spec = pl.BlockSpec((32, 64), lambda i: (i, 0))
     return pl.pallas_call(scale, F, grid=(4,), in_specs=[spec], out_specs=spec)(x)
@@ -239,6 +241,12 @@ def test_a_body_of_pallas_call(verb, source):
         line_of("of another shape"): {"IllegalInstruction"},
     }
     assert data["skipped"][0] == f"faulty behind line {line_of('of another shape')}"
+
+
+def test_a_pallas_call_by_its_name(verb, source):
+    """What is called has other parameters than its body."""
+    data, _ = checked(verb, source, "direct")
+    assert data["ok"]
 
 
 def test_nothing_is_collected_elsewhere(source):

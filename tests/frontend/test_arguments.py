@@ -522,3 +522,8 @@ def test_a_tile_that_does_not_divide_over_the_threads():
     x = np.arange(640, dtype=np.float32).reshape(64, 10)
     found = plgpu.kernel(body, jax.ShapeDtypeStruct(x.shape, F), interpret=True)(x)
     np.testing.assert_array_equal(found[:10], 2 * x[:10])
+
+
+def test_an_array_of_keys():
+    with pytest.raises(UnsupportedCall, match=r"input 0 is an array of PRNG keys \(key<fry>\).*fold_in"):
+        plgpu.kernel(lambda x, o: None, S)(jax.random.key(0))

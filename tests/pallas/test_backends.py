@@ -12,6 +12,7 @@ import warnings
 
 import jax
 import jax.experimental.pallas as stock
+import jax.experimental.pallas.mosaic_gpu as stock_gpu
 import jax.experimental.pallas.triton as stock_triton
 import jax.numpy as jnp
 import numpy as np
@@ -165,6 +166,16 @@ def test_a_package_takes_over_our_params(package):
     assert targets(lowered(call(), X, X)) == {"mosaic_gpu_launch"}
 
 
+@pytest.mark.parametrize("wrong", [lambda x, y: x, lambda x, y: [x[:1]], lambda x, y: None, lambda x, y: [x, y]])
+def test_what_a_rule_returns_is_checked(package, wrong):
+    plgpu.register_backend(package.SlowCompilerParams, "cpu", lambda call, x, y: wrong(x, y))
+    for f in (call(package.SlowCompilerParams()), jax.jit(call(package.SlowCompilerParams()))):
+        with pytest.raises(
+            ValueError, match="the rule .* for SlowCompilerParams must return a sequence of the outputs"
+        ):
+            f(X, X)
+
+
 def test_register_backend_checks():
     with pytest.raises(TypeError, match="params_type must be a class"):
         plgpu.register_backend("x", "cpu", print)
@@ -206,6 +217,18 @@ def stock_call(params, index=lambda i, j: (i, j), body=None, **options):
 
 def test_stock_pallas_call_compiles_with_us():
     assert targets(lowered(stock_call(plgpu.CompilerParams()), X)) == {"mosaic_gpu_launch"}
+
+
+def test_stock_scratch_that_is_not_ours(line_of):
+    for scratch, words in (
+        (stock_gpu.Barrier(), "scratch of barrier"),
+        (stock_gpu.TMEM((128, 64), F), "scratch in tmem"),
+    ):
+        f = stock_call(plgpu.CompilerParams(), body=lambda x, o, s: None, scratch_shapes=[scratch])  # the body
+        with pytest.raises(UnsupportedCall, match=words) as e:
+            lowered(f, X)
+        number = line_of(test_stock_scratch_that_is_not_ours, "the body")
+        assert (e.value.line.file, e.value.line.number) == (__file__, number)
 
 
 def test_importing_is_enough():

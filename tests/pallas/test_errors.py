@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
+import jax.experimental.pallas as stock
+import jax.experimental.pallas.mosaic_gpu as stock_gpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import UnsupportedCall
+from mosaic_gpu.errors import IllegalInstruction, UninitializedRead, UnsupportedCall
 from mosaic_gpu.simulator import UnwrittenOutput
 from tests.support import out
 
@@ -66,7 +70,6 @@ WRONG = {
         ValueError,
         "Pytree for `out_specs` and `out_shape` do not match",
     ),
-    "no spec": (call(in_specs=[7]), TypeError, "in_specs must be BlockSpec or no_block_spec"),
     "rank": (
         call({"w": X}, in_specs=[{"w": spec(64)}]),
         ValueError,
@@ -110,7 +113,17 @@ WRONG = {
         ValueError,
         r"captures constants \[.*4.*\]. You should pass them as inputs. \(Python and NumPy scalars may be captured.\)",
     ),
-    "number of arguments": (call(body=lambda x: None), TypeError, "takes 1 positional argument but 2 were given"),
+    "number of Refs": (
+        call(X, X, scratch_shapes=[plgpu.SMEM((8,), F)], body=lambda x, o, s: None),
+        TypeError,
+        r"pallas_call <lambda>\(x, o, s\) gets 2 inputs, 1 output \(out_shape\) and 1 scratch buffer \(scratch_shapes\): too "
+        r"many positional arguments. Call it with 1 input \(x\)",
+    ),
+    "a type that JAX has not": (
+        call(shape=out(64, 128, dtype=np.float64), body=lambda x, o: o.__setitem__(..., x[...].astype(o.dtype))),
+        ValueError,
+        "outputs is to be float64, which JAX has only with jax_enable_x64",
+    ),
     "no array": (call("x"), TypeError, r"args\[0\] must be an array or a number"),
     "interpret": (call(interpret="yes"), TypeError, "interpret must be True, False or plgpu.SimulatorParams"),
     "name": (call(name=3), TypeError, "name must be a name or None"),
@@ -176,10 +189,49 @@ WRONG = {
         "one output cannot be the buffer of two inputs",
     ),
     "cost": (call(cost_estimate=3), TypeError, "cost_estimate must be CostEstimate"),
+    "a key": (call(jax.random.key(0)), UnsupportedCall, r"args\[0\] is an array of PRNG keys .* fold it into a key"),
+    "grid_spec": (call(grid_spec=3), TypeError, r"grid_spec must be GridSpec\(...\) or PrefetchScalarGridSpec"),
+    "aliases": (call(input_output_aliases=3), TypeError, "input_output_aliases must be a mapping"),
+    "a path to no spec": (call({"w": X}, in_specs=[{"w": 7}]), TypeError, r"in_specs\[0\]\['w'\] must be BlockSpec"),
+    "a spec of JAX's": (
+        call(in_specs=[stock.BlockSpec()]),
+        TypeError,
+        r"in_specs\[0\] must be BlockSpec .*\(mosaic_gpu's, not jax",
+    ),
+    "params of JAX's": (
+        call(compiler_params=stock_gpu.CompilerParams()),
+        ValueError,
+        r"no backend is registered for compiler_params of type jax\..*CompilerParams on .*; have mosaic_gpu.CompilerParams",
+    ),
+    "a name in an index map": (
+        call(in_specs=[spec(64, 128, index=lambda: ("i", 0))]),
+        ValueError,
+        r"for args\[0\] must return integer scalars. Output\[0\] has type str \('i'\)",
+    ),
+    "a float as a grid's size": (
+        call(grid=(jnp.float32(2.7),)),
+        TypeError,
+        r"grid\[0\] must be a whole number or an int32",
+    ),
+    "2**31 points": (
+        call(grid=(2**31,)),
+        ValueError,
+        r"grid\[0\]=2147483648 must be a whole number from 0 to 2147483647",
+    ),
+    "2**32 steps": (
+        call(grid=(2**16, 2**16), in_specs=[spec(64, 128, index=lambda i, j: (i, 0))]),
+        UnsupportedCall,
+        "a pipeline of 4294967296 steps: they are counted in int32",
+    ),
+    "program_id of JAX's": (
+        call(grid=1, body=lambda x, o: stock.program_id(0)),
+        UnsupportedCall,
+        "program_id of jax.experimental.pallas works in calls of JAX's only; here it is mosaic_gpu.program_id",
+    ),
     "compiler_params": (
         call(compiler_params=3),
         ValueError,
-        "no backend is registered for compiler_params of type int",
+        "no backend is registered for compiler_params of type builtins.int",
     ),
 }
 
@@ -209,6 +261,59 @@ def test_lines(line_of):
         with pytest.raises((TypeError, ValueError)) as e:
             call_of()
         assert (e.value.line.file, e.value.line.number) == (__file__, line_of(test_lines, mark)), mark
+
+
+def test_copies_of_blocks_point_at_specs(line_of):
+    """They are of no line of the body."""
+    whole = plgpu.BlockSpec((64, 128), lambda i: (0, 0))  # the output
+    unaligned = plgpu.BlockSpec((64, plgpu.Element(64)), lambda i: (0, 3))  # the start
+    with pytest.raises(IllegalInstruction, match="TMA moves rows from multiples of 16 bytes on") as e:
+        plgpu.pallas_call(
+            lambda x, o: o.__setitem__((..., plgpu.ds(0, 64)), x[...]),
+            SHAPE,
+            grid=1,
+            in_specs=[unaligned],
+            out_specs=whole,
+        )(X)
+    assert (e.value.line.file, e.value.line.number) == (
+        __file__,
+        line_of(test_copies_of_blocks_point_at_specs, "the start"),
+    )
+    in_front = plgpu.BlockSpec((64, 128), lambda i: (i - 1, 0))
+    with pytest.raises(IllegalInstruction, match="TMA does not store in front of an array") as e:
+        plgpu.pallas_call(copy, SHAPE, grid=1, in_specs=[whole], out_specs=in_front)(X)
+    number = line_of(test_copies_of_blocks_point_at_specs, "the output")
+    assert [f":{number} " in n for n in e.value.__notes__ if "is copied in blocks of (64, 128)" in n] == [True, False]
+
+
+@pytest.mark.parametrize("axes", [0, 1])
+def test_axes_that_are_parallel_unasked(axes):
+    """The output's block depends on the axis, but stays the same for two steps."""
+
+    def pairs(x, o):
+        @plgpu.when(plgpu.program_id(0) % 2 == 0)
+        def _():
+            o[...] = jnp.zeros_like(o)
+
+        o[...] += x[...]
+
+    def pairs_of(**params):
+        f = plgpu.pallas_call(
+            pairs,
+            out(32, 128),
+            grid=4,
+            in_specs=[plgpu.BlockSpec((16, 128), lambda i: (i, 0))],
+            out_specs=plgpu.BlockSpec((16, 128), lambda i: (i // 2, 0)),
+            compiler_params=plgpu.CompilerParams(**params),
+        )
+        return jax.vmap(f) if axes else f
+
+    x = np.stack([X] * 2) if axes else X
+    with pytest.raises(UninitializedRead) as e:
+        pairs_of()(x)
+    assert any("parallel axes of the grid (0)" in n and "make the axis 'sequential'" in n for n in e.value.__notes__)
+    y = pairs_of(dimension_semantics="sequential")(x)
+    np.testing.assert_array_equal(y, x.reshape(*x.shape[:-2], 2, 2, 16, 128).sum(-3).reshape(*x.shape[:-2], 32, 128))
 
 
 def test_a_branch_in_an_index_map():
@@ -254,3 +359,12 @@ def test_a_ref_is_no_argument():
 
     with pytest.raises(TypeError, match=r"a kernel takes arrays, not Refs; args\[0\] is one"):
         plgpu.kernel(outer, out(64, 128))(X)
+
+
+def test_signature():
+    """Of what is called, not of the body."""
+    f = plgpu.pallas_call(lambda x, y, o, s: None, SHAPE, scratch_shapes=[plgpu.SMEM((8,), F)])
+    assert list(inspect.signature(f).parameters) == ["x", "y"]
+    f = plgpu.pallas_call(lambda x, o, p, *, s: None, (SHAPE, SHAPE), scratch_shapes={"s": plgpu.SMEM((8,), F)})
+    assert list(inspect.signature(f).parameters) == ["x"]
+    assert str(inspect.signature(plgpu.pallas_call(lambda *refs: None, SHAPE))) == "(*inputs)"

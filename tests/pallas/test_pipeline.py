@@ -280,10 +280,10 @@ def test_plain_products(rows, arch, compiled):
         assert ("HGMMA" if arch == "sm_90a" else "UTCHMMA") in report.mnemonics
 
 
-def test_refusals():
-    def kernel_of(**options):
+def test_refusals(line_of):
+    def kernel_of(body=lambda ids, a, b: None, **options):
         def kernel(x, o):
-            plgpu.emit_pipeline(lambda ids, a, b: None, grid=(2,), **options)(x, o)
+            plgpu.emit_pipeline(body, grid=(2,), **options)(x, o)
 
         return plgpu.kernel(kernel, out(128, 128), interpret=True)
 
@@ -294,6 +294,16 @@ def test_refusals():
         wrong()(x)
     with pytest.raises(ValueError, match="index map of input 0 must return 2 values"):
         wrong(in_specs=[plgpu.BlockSpec((64, 128), lambda i: i)])(x)
+    with pytest.raises(TypeError, match="positional argument") as e:
+        wrong(in_specs=[plgpu.BlockSpec((64, 128), lambda i, j: (i, j))])(x)  # two indices
+    assert any("the index map of input 0: it is called with 1 indices" in n for n in e.value.__notes__)
+    assert (e.value.line.file, e.value.line.number) == (__file__, line_of(test_refusals, "two indices"))
+    for index in (lambda i: (i * 0.5, 0), lambda i: (jnp.stack([i, i]), 0), lambda i: ("i", 0)):
+        with pytest.raises(ValueError, match=r"index map of input 0 must return integer scalars. Output\[0\] has type"):
+            wrong(in_specs=[plgpu.BlockSpec((64, 128), index)])(x)
+    for returned, options in ((3, {}), (None, {"init_carry": 3}), ((1, 2), {"init_carry": 3})):
+        with pytest.raises(TypeError, match="emit_pipeline: the body .*; it returned"):
+            wrong(lambda *_, r=returned: r, in_specs=[rows], **options)(x)
     with pytest.raises(ValueError, match="same number of dimensions"):
         wrong(in_specs=[plgpu.BlockSpec((64,), lambda i: i)])(x)
     with pytest.raises(ValueError, match="index map of input 0 must return a slice, .*BoundedSlice.* at position 0"):

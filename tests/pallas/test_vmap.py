@@ -97,6 +97,21 @@ def test_nothing_batched_is_the_same_call():
     assert mapping(f, z).grid == (2, 2)
 
 
+@BOTH
+def test_an_empty_batch(interpret):
+    x = np.zeros((3, 0, 32, 256), np.float32)
+    y = jax.vmap(jax.vmap(call(interpret), (0, None)), (0, None))(x, x[0, :0].sum(0))
+    assert y.shape == (3, 0, 32, 128)
+
+    def chosen(n, x, o):
+        o[...] = x[...]
+
+    one = plgpu.BlockSpec((16, 128), lambda i, n: (n[i], 0))
+    spec = plgpu.PrefetchScalarGridSpec(1, grid=2, in_specs=[one], out_specs=one)
+    f = plgpu.pallas_call(chosen, out(32, 128), grid_spec=spec, interpret=interpret)
+    assert jax.vmap(f, (0, None))(np.zeros((0, 2), np.int32), np.zeros((32, 128), np.float32)).shape == (0, 32, 128)
+
+
 def test_a_batch_of_one_is_squeezed():
     x, y = numbers(1, 32, 256), numbers(32, 256)
     f = jax.vmap(call(), in_axes=(0, None))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.experimental.pallas as stock
+import jax.experimental.pallas.mosaic_gpu as stock_gpu
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -524,3 +526,16 @@ case(
     x(8, dtype=np.float64),
     out=o(8, dtype=FLOAT8),
 )
+
+
+# ---- JAX's own Pallas in a body ---------------------------------------------------------------------------------------------
+def theirs(r: Any) -> None:
+    def scoped(s: Any) -> None:
+        s[...] = jnp.zeros(8)
+        r[...] = s[...]
+
+    stock.run_scoped(scoped, stock_gpu.SMEM((8,), F))
+
+
+case("run_scoped of JAX's", theirs, out=o(8))
+case("program_id of JAX's", lambda r: r.__setitem__(0, stock.program_id(0).astype(F)), out=o(8), grid=(2,))
