@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,11 @@ from .common import (
 
 def compile_kernel(
     kernel: Annotated[
-        str, typer.Argument(help="attention, matmul, or FILE.py:NAME of a kernel of yours; with --bundle also all.")
+        str,
+        typer.Argument(
+            help="attention, attention_backward, matmul, or FILE.py:NAME of a kernel of yours or a function that calls some; "
+            "with --bundle also all."
+        ),
     ],
     arch: Annotated[
         str | None,
@@ -53,7 +58,10 @@ def compile_kernel(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a kernel and write kernel.cu, .ptx, .cubin, .sass and resources.json."""
+    """Compile a kernel and write kernel.cu, .ptx, .cubin, .sass and resources.json.
+
+    Of a function that calls several kernels each has a folder of its name.
+    """
     if arch is not None and arch not in ARCHS:
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     if bundle is not None:
@@ -71,44 +79,61 @@ def compile_kernel(
     out = out or Path("out")
     fields = parse_json_option(config, "--config")
     require_writable(out, "--out")
-    with steps(4) as progress:
+    made: list[dict[str, Any]] = []
+    with steps() as progress:
         progress.step(f"tracing {kernel}")
-        from ..codegen.artifacts import resources_json, write_artifacts
-        from ..codegen.build import compile_plan
-        from ..plan.build import build_plan
         from ..runtime import device
-        from .stages import plan_json, plan_tables, stage_texts
-        from .targets import Request, find_call, program_of
+        from .targets import Request, find_call, programs_for
 
         request = Request(arch or target_arch(), shape, dtype, causal, lse, fields)
         with device.planning_for(device.multiprocessors(), request.arch):
-            program = program_of(*find_call(kernel, request, arg or ()), arch)
-        target = arch or program.params.arch or request.arch
-        progress.step(f"planning for {target}")
-        plan = build_plan(program, target)
-        texts = stage_texts(program, plan) if stages else {}
-        progress.step("compiling")
-        built = compile_plan(plan)
-        progress.step("disassembling")
-        paths = write_artifacts(plan, built, out)
-        resources = resources_json(plan, built)
+            called = programs_for(*find_call(kernel, request, arg or ()), arch)
+        programs = list({id(p): p for p in called}.values())  # one that is called twice, once
+        for number, program in enumerate(programs, 1):
+            known = all(p is program or p.name != program.name for p in programs)
+            folder = program.name if known else f"{program.name}_{number}"
+            place = out if len(programs) == 1 else out / folder
+            made.append(_compiled(program, arch or program.params.arch or request.arch, place, stages, progress.step))
+    if as_json:
+        told = [{k: v for k, v in m.items() if k not in ("texts", "tables")} for m in made]
+        print_json(told[0] if len(told) == 1 else {"kernels": told})
+        return
+    for m in made:
+        _print(m)
+
+
+def _compiled(program: Any, target: str, out: Path, stages: bool, step: Callable[[str], None]) -> dict[str, Any]:
+    """Compile one kernel and write its files: where they are, its resources and, with `stages`, each pass's text."""
+    from ..codegen.artifacts import resources_json, write_artifacts
+    from ..codegen.build import compile_plan
+    from ..plan.build import build_plan
+    from .stages import plan_json, plan_tables, stage_texts
+
+    step(f"planning {program.name} for {target}")
+    plan = build_plan(program, target)
+    texts = stage_texts(program, plan) if stages else {}
+    step("compiling")
+    built = compile_plan(plan)
+    step("disassembling")
+    paths = write_artifacts(plan, built, out)
     for number, (name, text) in enumerate(texts.items(), 1):
         paths[f"stage {name}"] = out / f"stage{number}_{name}.txt"
         paths[f"stage {name}"].write_text(text + "\n")
-    if as_json:
-        extra = {"plan": plan_json(plan)} if stages else {}
-        print_json({"files": {k: str(v) for k, v in paths.items()}, "resources": resources, **extra})
-        return
+    told: dict[str, Any] = {"files": {k: str(v) for k, v in paths.items()}, "resources": resources_json(plan, built)}
+    return told | ({"plan": plan_json(plan), "texts": texts, "tables": plan_tables(plan)} if stages else {})
+
+
+def _print(made: dict[str, Any]) -> None:
     console = output()
-    for name, text in texts.items():
+    for name, text in made.get("texts", {}).items():
         if name == "plan":
-            console.print(plan_tables(plan))
+            console.print(made["tables"])
         else:
             console.rule(name, align="left")
             print(text)
-    print_resources(console, resources)
-    for path in paths.values():
-        console.print(str(path), highlight=False, soft_wrap=True)
+    print_resources(console, made["resources"])
+    for path in made["files"].values():
+        console.print(path, highlight=False, soft_wrap=True)
 
 
 def _compile_bundle(

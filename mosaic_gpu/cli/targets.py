@@ -1,4 +1,4 @@
-"""What `compile` and `bench compile` work on: a kernel of ours by name, or one of the user's, traced to its program.
+"""What `compile` and `bench compile` work on: a kernel of ours by name, or one of the user's, traced to its programs.
 
 To add a kernel of ours: a function here that calls it, under its name in KERNELS.  It is found in
 `mosaic_gpu.kernels.<generation>.<name>` for every generation that has that module.
@@ -85,7 +85,24 @@ def _matmul(r: Request) -> Call:
     return functools.partial(function, config=config), _arguments(w.shapes, w.dtype)
 
 
-KERNELS: dict[str, Callable[[Request], Call]] = {"attention": _attention, "matmul": _matmul}
+def _attention_backward(r: Request) -> Call:
+    """Of (q, k, v, output, log-sum-exp, the output's cotangent); three kernels."""
+    from ..tune.tunable import find_tunable
+
+    refuse_options("attention_backward takes the log-sum-exp as an argument", {"--lse": r.return_lse})
+    generation, name = generation_of(r.arch), "attention_backward"
+    _kernel_function(name, r.arch)
+    tunable = find_tunable(name, generation)
+    w = tunable.parse(r.shape or "b4s4096d128", dtype=kernel_dtype(r.dtype or "bf16"), causal=r.causal)
+    config = tunable.default(w) if r.config is None else config_from(name, generation, r.config)
+    return tunable.call(w, config), tunable.arguments(w)
+
+
+KERNELS: dict[str, Callable[[Request], Call]] = {
+    "attention": _attention,
+    "attention_backward": _attention_backward,
+    "matmul": _matmul,
+}
 
 
 def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,13 @@ def user_file(tmp_path):
         def twice(x):
             return double(double(x))
 
+        @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128, 64), jnp.float32), name="double")
+        def triple(x, o):
+            o[...] = x[...] * 3
+
+        def different(x):
+            return triple(double(x))
+
         @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128, 64), jnp.float32),
                       compiler_params=plgpu.CompilerParams(arch="sm_90a"))
         def hopper_only(x, o):
@@ -85,6 +93,22 @@ def test_a_users_kernel(verb, user_file, tmp_path, name, arch):
     assert result.exit_code == 0, result.output
     assert "FADD" in (tmp_path / "kernel.sass").read_text() or "FMUL" in (tmp_path / "kernel.sass").read_text()
     assert "mine.py" in (tmp_path / "stage1_traced.txt").read_text()
+
+
+def test_several_kernels_have_a_folder_each(verb, user_file, tmp_path):
+    """A function that calls the same kernel twice; attention's gradients."""
+    result = verb("compile", f"{user_file}:twice", "--arg", "f32[128,64]", "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["files"]["cubin"] == str(tmp_path / "kernel.cubin")  # one kernel, then
+    result = verb("compile", "attention_backward", "--shape", "b1s300h2d64", "--causal", "--out", str(tmp_path / "b"))
+    assert result.exit_code == 0, result.output
+    names = [f"attention_backward{part}_sm90" for part in ("_preprocess", "", "_postprocess")]
+    for name in names:
+        assert f"{name} for sm_90a" in result.stdout and (tmp_path / "b" / name / "kernel.sass").stat().st_size
+    result = verb("compile", f"{user_file}:different", "--arg", "f32[128,64]", "--out", str(tmp_path / "d"), "--json")
+    assert result.exit_code == 0, result.output
+    folders = [Path(k["files"]["cubin"]).parent.name for k in json.loads(result.stdout)["kernels"]]
+    assert folders == ["double_1", "double_2"]  # of one name
 
 
 @pytest.mark.parametrize(
@@ -106,7 +130,8 @@ def test_a_users_kernel(verb, user_file, tmp_path, name, arch):
         (["USER:double", "--arg", "f8_e4m3[128]"], "there are bf16, f16, f32"),
         (["USER:double", "--arg", "s64[128,64]"], "JAX takes int64 as int32 unless JAX_ENABLE_X64=1 is set"),
         (["USER:nothing", "--arg", "f32[128,64]"], "it has double"),
-        (["USER:twice", "--arg", "f32[128,64]"], "calls 2"),
+        (["attention_backward", "--lse"], "does not go with --lse"),
+        (["attention_backward", "--arch", "sm_100a"], "no kernel for sm100"),
         (["USER:hopper_only", "--arg", "f32[128,64]", "--arch", "sm_100a"], "is for sm_90a"),
         (["missing.py:double", "--arg", "f32[128,64]"], "no file"),
         (["USER:double", "--arg", "f32[128,64]", "--shape", "s1"], "does not go with --shape"),
