@@ -29,7 +29,10 @@ THEIRS = {
 
 def check_kernel(
     kernel: Annotated[
-        str, typer.Argument(help="attention, attention_backward, matmul, or FILE.py:NAME of a kernel (or pallas_call) of yours.")
+        str,
+        typer.Argument(
+            help="attention, attention_backward, matmul, or FILE.py:NAME of a kernel (or pallas_call) of yours."
+        ),
     ],
     arch: Annotated[
         str | None,

@@ -20,7 +20,9 @@ SMALL = {"attention": "b1s256h2kv1d128", "matmul": "m256n256k256"}  # what the s
 
 
 def simulate_kernel(
-    kernel: Annotated[str, typer.Argument(help="attention, attention_backward, matmul, or FILE.py:NAME of a kernel of yours.")],
+    kernel: Annotated[
+        str, typer.Argument(help="attention, attention_backward, matmul, or FILE.py:NAME of a kernel of yours.")
+    ],
     schedules: Annotated[int, typer.Option(min=0, help="How many random orders, besides late and early.")] = 20,
     schedule: Annotated[
         list[str] | None, typer.Option(help="Only this one, as the table calls it: late, early, 'seed 7'; repeat.")

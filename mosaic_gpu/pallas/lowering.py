@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import MosaicGpuError, ResourceExceeded, UninitializedRead, UnsupportedCall
+from ..errors import MosaicGpuError, Race, ResourceExceeded, UninitializedRead, UnsupportedCall
 from ..frontend.kernel import kernel
 from ..frontend.loops import run_scoped
 from ..frontend.memory import RefType
@@ -323,6 +323,14 @@ def explained(call: Call, error: MosaicGpuError) -> MosaicGpuError:
                 "scratch of its own. Where a step reads what the one before has left, make the axis 'sequential': "
                 "CompilerParams(dimension_semantics=...)"
             )
+    if isinstance(error, Race) and error.kind == "write/write" and error.line == error.other_line == call.line:
+        error.add_note(
+            "two steps store the same block of an output"
+            + (", and run at the same time: " if error.between == "grid" else ", with others between them: ")
+            + "a block stays in shared memory only while steps that follow each other, along axes that are 'sequential', "
+            "have its index. Order the grid so that they do, or leave the output where it is (BlockSpec(memory_space=pl.ANY)) "
+            "and store to it in the body"
+        )
     if isinstance(error, (UnsupportedCall, ValueError)):
         for line in memory_notes(call.mapping):
             error.add_note(line)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import IllegalInstruction, UninitializedRead, UnsupportedCall
+from mosaic_gpu.errors import IllegalInstruction, Race, UninitializedRead, UnsupportedCall
 from mosaic_gpu.simulator import UnwrittenOutput
 from tests.support import out
 
@@ -314,6 +314,24 @@ def test_axes_that_are_parallel_unasked(axes):
     assert any("parallel axes of the grid (0)" in n and "make the axis 'sequential'" in n for n in e.value.__notes__)
     y = pairs_of(dimension_semantics="sequential")(x)
     np.testing.assert_array_equal(y, x.reshape(*x.shape[:-2], 2, 2, 16, 128).sum(-3).reshape(*x.shape[:-2], 32, 128))
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("sequential", "with others between them"), ("parallel", "run at the same time")]
+)
+def test_a_block_of_an_output_that_comes_back(kind, what):
+    """Its steps do not follow each other, or have blocks of CUDA of their own."""
+    f = plgpu.pallas_call(
+        copy,
+        out(32, 128),
+        grid=4,
+        in_specs=[plgpu.BlockSpec((16, 128), lambda i: (i, 0))],
+        out_specs=plgpu.BlockSpec((16, 128), lambda i: (i % 2, 0)),
+        compiler_params=plgpu.CompilerParams(dimension_semantics=(kind,)),
+    )
+    with pytest.raises(Race) as e:
+        f(X)
+    assert any("two steps store the same block of an output" in n and what in n for n in e.value.__notes__)
 
 
 def test_a_branch_in_an_index_map():
