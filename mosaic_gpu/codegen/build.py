@@ -7,6 +7,7 @@ import re
 import warnings
 
 from ..errors import RegisterBudgetError, ToolchainError
+from ..garbage import uncollected
 from ..plan.model import Plan
 from .cubin_cache import cached_compile
 from .emitter import ENTRY, emit
@@ -33,7 +34,8 @@ def compile_plan(plan: Plan, *, check_in_background: bool = False) -> Built:
     check_in_background: do not wait for the disassembly, which proves that the register budgets are kept.  What can hang
     or go wrong at once is still checked first: the sum of the budgets, and whether ptxas ignored them.
     """
-    source = emit(plan)
+    with uncollected():
+        source = emit(plan)
     name = f"/mosaic_gpu/{plan.program.name}.cu"  # absolute, else NVRTC puts the working directory in front
     compiled, hit = cached_compile(
         source,

@@ -16,6 +16,7 @@ from jax.ref import AbstractRef
 from .. import arguments
 from ..collecting import remembered, to_its_end
 from ..errors import Line, MosaicGpuError, UnsupportedCall
+from ..garbage import uncollected
 from ..layouts.tilings import with_tilings
 from ..memory import GMEM_SPACE
 from ..ops import multimem
@@ -183,7 +184,7 @@ class _Kernel:
 
     def trace(self, tree: Any, avals: Sequence[Any], out_types: Sequence[Any]) -> Traced:
         line = self.options.get("line") or function_line(self.body)  # pallas_call says whose body it is
-        with located(line):
+        with located(line), uncollected():
             return self._trace(tree, avals, out_types, line)
 
     def _trace(self, tree: Any, avals: Sequence[Any], out_types: Sequence[Any], line: Line | None) -> Traced:

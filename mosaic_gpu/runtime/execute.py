@@ -17,6 +17,7 @@ from ..codegen.build import compile_plan
 from ..codegen.emitter import ENTRY, emit, launch_grid, parameters
 from ..codegen.nvrtc import Compiled
 from ..errors import DeviceMismatch, MosaicGpuError
+from ..garbage import uncollected
 from ..layouts.shared import itemsize
 from ..ops.multimem import refuse_launch
 from ..plan.build import build_plan
@@ -59,7 +60,8 @@ def target_arch(program: Program, capability: tuple[int, int] | None) -> str:
 
 @functools.lru_cache(maxsize=256)
 def plan_of(program: Program, arch: str) -> Plan:
-    return build_plan(program, arch)
+    with uncollected():
+        return build_plan(program, arch)
 
 
 @functools.lru_cache(maxsize=256)
