@@ -169,12 +169,13 @@ def check_number_of_refs(
     """
     function, out_type, scratch_types = called
     positional, named = ((), scratch) if isinstance(scratch, Mapping) else (tuple(scratch), {})
+    given = inputs + outputs + len(positional)
     try:
         signature = inspect.signature(body)
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(*[None] * (inputs + outputs + len(positional)), **dict.fromkeys(named))
+        signature.bind(*[None] * given, **dict.fromkeys(named))
     except TypeError as error:
         parts = [_count(inputs, "input"), f"{_count(outputs, 'output')} ({out_type})"]
         parts.append(f"{_count(len(scratch), 'scratch buffer')} ({scratch_types})")
@@ -182,8 +183,12 @@ def check_number_of_refs(
         wanted = f"{_count(len(expected), 'input')}{f' ({names})' if (names := ', '.join(expected)) else ''}"
         if any(p.kind is p.VAR_POSITIONAL for p in expected.values()):
             wanted = "more inputs"
+        places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        wrong = f"{error}"
+        if given > len(places) and "too many" in wrong:  # Python's words for it
+            wrong = f"it takes {_count(len(places), 'positional argument')} but {given} were given"
         raise TypeError(
-            f"{function} {name}({', '.join(signature.parameters)}) gets {parts[0]}, {parts[1]} and {parts[2]}: {error}. "
+            f"{function} {name}({', '.join(signature.parameters)}) gets {parts[0]}, {parts[1]} and {parts[2]}: {wrong}. "
             f"Call it with {wanted}, or change {out_type} or {scratch_types}\n  at {function_line(body)}"
         ) from None
 
