@@ -116,8 +116,8 @@ WRONG = {
     "number of Refs": (
         call(X, X, scratch_shapes=[plgpu.SMEM((8,), F)], body=lambda x, o, s: None),
         TypeError,
-        r"pallas_call <lambda>\(x, o, s\) gets 2 inputs, 1 output \(out_shape\) and 1 scratch buffer \(scratch_shapes\): too "
-        r"many positional arguments. Call it with 1 input \(x\)",
+        r"pallas_call <lambda>\(x, o, s\) gets 2 inputs, 1 output \(out_shape\) and 1 scratch buffer \(scratch_shapes\): it "
+        r"takes 3 positional arguments but 4 were given. Call it with 1 input \(x\)",
     ),
     "a type that JAX has not": (
         call(shape=out(64, 128, dtype=np.float64), body=lambda x, o: o.__setitem__(..., x[...].astype(o.dtype))),
