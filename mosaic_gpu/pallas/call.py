@@ -35,6 +35,7 @@ from .named import with_program_ids
 from .pieces import in_pieces, in_place
 from .room import on_inputs, with_room
 from .specs import CostEstimate, GridSpec, no_block_spec
+from .told import cost_of, metadata_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Call:
     interpret: bool | SimulatorParams
     debug: bool
     cost: CostEstimate | None
-    metadata: Any
+    metadata: str | None
     line: Line | None
     primal: Call | None = None
 
@@ -106,7 +107,7 @@ def pallas_call(
     interpret: True: as XLA operations, on any platform; `SimulatorParams(...)`: in the simulator.  Both after the call has been
     held against the target's rules.  False: compiled on a GPU, simulated where there is none.
     compiler_params: its type chooses the backend; None: `mosaic_gpu.CompilerParams()`.
-    cost_estimate, metadata: kept with the call.  debug: print the mapping and the traced program.
+    cost_estimate, metadata: attributes of the call's instruction in XLA's HLO.  debug: print the mapping and the traced program.
 
     Nothing but the arguments' kinds is checked before the first call with arrays, where errors name them by path
     (`args[0]['w']`).  Raises ValueError, TypeError, and the classes of `mosaic_gpu.errors`.
@@ -321,8 +322,8 @@ def _trace(
         o["params"],
         o["interpret"],
         o["debug"],
-        _cost(o["cost"]),
-        o["metadata"],
+        cost_of(o["cost"]),
+        metadata_of(o["metadata"]),
         function_line(p.body),
     )
     if call.debug:
@@ -377,14 +378,6 @@ def _aliases(given: dict[Any, Any], inputs: Sequence[Any], outs: Sequence[Any]) 
 
 def _shown(x: Any) -> str:
     return f"{np.dtype(x.dtype)}[{','.join(map(str, x.shape))}]"
-
-
-def _cost(x: Any) -> CostEstimate | None:
-    if x is None:
-        return None
-    if not all(hasattr(x, n) for n in ("flops", "transcendentals", "bytes_accessed")):
-        arguments.refuse(WHERE, "cost_estimate", x, "CostEstimate(flops=, transcendentals=, bytes_accessed=)")
-    return CostEstimate(x.flops, x.transcendentals, x.bytes_accessed, getattr(x, "remote_bytes_transferred", 0))
 
 
 pallas_call_p = jex.Primitive("pallas_call")

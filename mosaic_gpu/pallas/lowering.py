@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from ..errors import MosaicGpuError, Race, ResourceExceeded, UninitializedRead, UnsupportedCall
 from ..frontend.kernel import kernel
@@ -28,6 +29,7 @@ from .irregular import is_irregular
 from .mapping import BlockMapping, GridMapping, dynamic
 from .pipeline import Operands, stream
 from .specialized import SpecializedPipeline
+from .told import attributes
 
 if TYPE_CHECKING:
     from .call import Call
@@ -279,7 +281,8 @@ def run(call: Call, *operands: Any) -> list[Any]:
     if not any(b.dims for b in m.blocks):
         backends.hint()
     try:
-        return list(kernel_of(call)(*(jnp.reshape(b, (1,)) for b in bounds), *rest))
+        with set_xla_metadata(**attributes(call)):
+            return list(kernel_of(call)(*(jnp.reshape(b, (1,)) for b in bounds), *rest))
     except MosaicGpuError as error:
         raise explained(call, error) from None
 

@@ -27,6 +27,7 @@ from .irregular import checked, is_irregular
 from .mapping import BlockMapping, GridMapping, dynamic
 from .room import on_inputs, with_room
 from .specs import BlockDim, Blocked, BoundedSlice, Buffered, Element, Squeezed
+from .told import cost_of, metadata_of
 
 
 def _stock() -> Any:
@@ -94,8 +95,8 @@ def _call_of(params: dict[str, Any], line: Line | None) -> Call:
         params["compiler_params"],
         False,
         bool(params.get("debug")),
-        None,
-        params.get("metadata"),
+        cost_of(params.get("cost_estimate")),
+        metadata_of(params.get("metadata")),
         line,
     )
 

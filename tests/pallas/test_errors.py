@@ -189,6 +189,17 @@ WRONG = {
         "one output cannot be the buffer of two inputs",
     ),
     "cost": (call(cost_estimate=3), TypeError, "cost_estimate must be CostEstimate"),
+    "a cost's number": (
+        call(cost_estimate=plgpu.CostEstimate("many", 0, 0)),
+        TypeError,
+        "cost_estimate.flops must be a number, not 'many'",
+    ),
+    "metadata": (call(metadata="x"), TypeError, "metadata must be a dictionary of what JSON can say"),
+    "metadata that JSON has not": (
+        call(metadata={"x": X}),
+        TypeError,
+        "metadata must be a dictionary of what JSON can say",
+    ),
     "a key": (call(jax.random.key(0)), UnsupportedCall, r"args\[0\] is an array of PRNG keys .* fold it into a key"),
     "grid_spec": (call(grid_spec=3), TypeError, r"grid_spec must be GridSpec\(...\) or PrefetchScalarGridSpec"),
     "aliases": (call(input_output_aliases=3), TypeError, "input_output_aliases must be a mapping"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -156,6 +157,23 @@ def test_cost_estimates_grow():
     f = jax.vmap(call(cost_estimate=plgpu.CostEstimate(10, 1, 100)))
     (e,) = [e for e in equations(f, x, x) if e.primitive.name == "pallas_call"]
     assert e.params["call"].cost == plgpu.CostEstimate(30, 3, 300)
+
+
+def test_costs_and_metadata_reach_xla():
+    """As attributes of the instruction: lowered for a GPU, in XLA's optimized module; vmap multiplies."""
+    x = numbers(3, 32, 256)
+    f = jax.vmap(call(cost_estimate=plgpu.CostEstimate(10, 1, 100), metadata={"who": "me"}))
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call("mosaic_gpu_launch")]
+    lowered = str(jax.export.export(jax.jit(f), platforms=["cuda"], disabled_checks=unchecked)(x, x).mlir_module())
+    optimized = jax.jit(f).lower(x, x).compile().as_text()
+    for text, said in ((lowered, '{} = "{}"'), (optimized, '{}="{}"')):
+        attributes = re.findall(r"frontend_attributes *= *\{([^}]*\}?[^}]*)\}", text)
+        wanted = [
+            said.format(f"cost_{n}", v) for n, v in (("flops", 30), ("transcendentals", 3), ("bytes_accessed", 300))
+        ]
+        assert any(all(w in a for w in wanted) and "kernel_metadata" in a and "who" in a for a in attributes), (
+            attributes
+        )
 
 
 @BOTH
