@@ -40,6 +40,7 @@ def attention(
     backward_config: AttentionBackwardConfig | None = None,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
+    use_stable_softmax: bool = True,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T + bias) v.
 
@@ -55,6 +56,11 @@ def attention(
     return_lse: also return the natural log-sum-exp of the scaled scores, with the bias, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.  Scaled scores must stay below 2^28 in magnitude: beyond, the
     exponential of a float32 rounding error over- or underflows.
+    use_stable_softmax: False leaves a row's maximum where it is: exp(scale q k^T) in float32 as it comes, with less work for each
+    score.  For a caller who knows that the scaled scores are small.  Hopper's kernel rounds these exponentials to q's dtype:
+    above 88 (float16: 11) they are infinite, and so the row's results are inf or NaN, as its LSE may be; far below zero
+    (float16: -9) they lose digits, and a row of which all vanish gives zeros and an LSE of -inf.  'xla' divides by their sum
+    first.  Blackwell's kernel has no such variant: UnsupportedCall.  Gradients are those of the LSE, so as good as it is.
     config: None takes the tuned one for this device and shape, else the default of the device's generation
     (`mosaic_gpu.explain_config("attention", q, k, v, causal=...)` says which).
     implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
@@ -71,7 +77,8 @@ def attention(
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
-    _check(q, k, v, scale, causal, return_lse, deterministic, backward_config)
+    flags = {"return_lse": return_lse, "deterministic": deterministic, "use_stable_softmax": use_stable_softmax}
+    _check(q, k, v, scale, causal, flags, backward_config)
     for name, x in (("bias", bias), ("mask", mask)):
         _check_like_scores(name, x, q, k)
     *batch, s, h, d = q.shape
@@ -113,13 +120,18 @@ def attention(
                     "attention: Hopper's kernel takes no bias and no mask yet; implementation='xla' does, and Blackwell's kernel"
                 )
             call = attention_gradient.Call(
-                c, backward_config, causal, scale, return_lse, deterministic, chosen=config is None
+                c, backward_config, causal, scale, return_lse, deterministic, config is None, use_stable_softmax
             )
             return attention_gradient.attend(call, *arrays)
         if isinstance(c, Sm100Config):
             dispatch.match_generation(c, arch)
             if backward_config is not None:
                 raise UnsupportedCall(f"attention: backward_config with a config of {c.generation}: {NO_GRADIENTS}")
+            if not use_stable_softmax:
+                raise UnsupportedCall(
+                    "attention: use_stable_softmax=False: Blackwell's kernel always subtracts the row's maximum; leave it out, "
+                    "or take implementation='xla'"
+                )
             call100 = functools.partial(sm100.attention, config=c, causal=causal, scale=scale, return_lse=return_lse)
             biases = [_as_bias(of_scores(bias), of_scores(mask), s, q.dtype)] if biased else []
             return attention_gradient.without_gradients(call100, *arrays, *biases)
@@ -128,7 +140,7 @@ def attention(
     def xlas() -> tuple[jax.Array, ...]:
         if 0 in q.shape or t == 0:
             return empty()
-        more = dict(bias=of_scores(bias), mask=of_scores(mask))
+        more: dict[str, Any] = dict(bias=of_scores(bias), mask=of_scores(mask), stable=use_stable_softmax)
         return xla.attention(flat(q), flat(k), flat(v), causal=causal, scale=scale, **more)
 
     calls = {"mosaic_gpu": ours, "xla": xlas}
@@ -150,8 +162,7 @@ def _check(
     v: jax.Array,
     scale: float | None,
     causal: Causal,
-    return_lse: bool,
-    deterministic: bool,
+    flags: dict[str, bool],
     backward_config: AttentionBackwardConfig | None,
 ) -> None:
     for name, value in (("causal", causal), ("scale", scale)):
@@ -159,7 +170,7 @@ def _check(
             raise TypeError(f"attention: {name} decides which kernel is compiled: under jit name it in static_argnames")
     if not isinstance(causal, bool) and causal != "bottom_right":
         raise TypeError(f"attention: causal={causal!r} is neither a bool nor 'bottom_right'")
-    for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"attention: {name}={flag!r} is no bool")
     if backward_config is not None and not isinstance(backward_config, AttentionBackwardConfig):

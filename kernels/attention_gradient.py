@@ -25,7 +25,11 @@ NO_GRADIENTS = "there are no gradients on Blackwell yet; implementation='xla' ha
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What a call of attention fixes besides its arrays.  chosen: the config is no argument, but what dispatch found."""
+    """What a call of attention fixes besides its arrays.
+
+    chosen: the config is no argument, but what dispatch found.  stable: the forward kernel subtracts each row's maximum; the
+    backward kernels start from the log-sum-exp, which is the same either way.
+    """
 
     config: forward.AttentionConfig
     backward_config: AttentionBackwardConfig | None
@@ -34,6 +38,7 @@ class Call:
     return_lse: bool
     deterministic: bool
     chosen: bool = False
+    stable: bool = True
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -68,7 +73,8 @@ def _attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
     config = call.config
     if call.chosen and call.return_lse:  # sums of rounded probabilities are for outputs, which are rounded as well
         config = dataclasses.replace(config, sum_by_product=False)
-    return forward.attention(q, k, v, config=config, causal=call.causal, scale=call.scale, return_lse=call.return_lse)
+    options = {"causal": call.causal, "scale": call.scale, "return_lse": call.return_lse, "stable": call.stable}
+    return forward.attention(q, k, v, config=config, **options)
 
 
 def _forward(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[Arrays, Arrays]:

@@ -20,11 +20,13 @@ def attention(
     scale: float,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
+    stable: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """softmax(scale q k^T + bias) v, in q's dtype, and the natural log-sum-exp, (b, h, s) float32.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv), h a multiple of h_kv; bias, mask: (b, h, s, t), any extent but
-    the last may be 1.  Sums are float32.  A query that sees no key: zeros, -inf.
+    the last may be 1.  Sums are float32.  A query that sees no key: zeros, -inf.  stable: a row's maximum is subtracted before
+    the exponentials.
     """
     b, s, h, d = q.shape
     t, h_kv = k.shape[1:3]
@@ -36,8 +38,16 @@ def attention(
     diagonal = last_key_of_query_0(causal, s, t)
     if diagonal is not None:
         scores = jnp.where(jnp.arange(t)[None] <= jnp.arange(s)[:, None] + diagonal, scores, -jnp.inf)
-    lse = jax.scipy.special.logsumexp(scores, axis=-1)
-    p = jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0.0)[..., None])
+    if stable:
+        lse = jax.scipy.special.logsumexp(scores, axis=-1)
+        p = jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0.0)[..., None])
+    else:
+        p = jnp.exp(scores)
+        total, some = p.sum(-1), p.any(-1)
+        total = jnp.where(
+            some, total, 1.0
+        )  # before it divides and before the logarithm, whose gradients are then no NaN
+        p, lse = p / total[..., None], jnp.where(some, jnp.log(total), -jnp.inf)
     out = jnp.einsum("bngst,btnd->bsngd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(b, s, h, v.shape[3]), lse.reshape(b, h, s)
 

@@ -31,21 +31,29 @@ LOG2_E = math.log2(math.e)
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, config: AttentionConfig, causal: Causal, scale: float, return_lse: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    config: AttentionConfig,
+    causal: Causal,
+    scale: float,
+    return_lse: bool,
+    stable: bool = True,
 ) -> tuple[jax.Array, ...]:
     """The kernel itself, for arrays that the dispatcher has checked.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); returns (b, s, h, dv) and, if asked for, the LSE, (b, h, s)
-    float32.
+    float32.  stable: a row's maximum is subtracted before the exponentials.
     """
-    b, s, h, d = q.shape
-    config.check(d, v.shape[3])
+    (b, s, h, d), dv = q.shape, v.shape[3]
+    config.check(d, dv)
     tiles = b * h * plgpu.cdiv(s, config.rows)
     blocks = min(tiles, multiprocessors()) if config.persistent else tiles
     diagonal = last_key_of_query_0(causal, s, k.shape[1])
-    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + v.shape[3], config.rows, config.block_kv, diagonal, blocks)
+    table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.block_kv, diagonal, blocks)
     tail = k.shape[1] % config.block_kv != 0  # of the length, all that the code depends on
-    kernel = _kernel(b, s, h, d, v.shape[3], blocks, jnp.dtype(q.dtype), config, causal, tail, scale, return_lse)
+    kernel = _kernel(b, s, h, d, dv, blocks, jnp.dtype(q.dtype), config, causal, tail, scale, return_lse, stable)
     return tuple(kernel(table, q, k, v))
 
 
@@ -63,6 +71,7 @@ def _kernel(
     tail: bool,
     scale: float,
     return_lse: bool,
+    stable: bool,
 ) -> Any:
     keys, stages, computes = c.block_kv, c.num_stages, c.compute_warpgroups
     out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
@@ -175,8 +184,11 @@ def _kernel(
         def softmax(scores: Any, top: Any, sums: Any) -> Any:
             """(exp2 of the shifted scores, new maximum, new sums, factor by which what was summed so far shrinks).
 
-            sums: of eight columns, or nothing where the product makes them.
+            sums: of eight columns, or nothing where the product makes them.  Unstable: no shift, maximum nothing, factor None.
             """
+            if not stable:
+                p = jnp.exp2(scores * factor)
+                return p, zero, sums if c.sum_by_product else sums + fold_columns(p), None
             highest = jnp.max(scores, axis=1)
             if c.rescale_threshold:  # an old maximum that is not much too small will do: P just grows beyond 1
                 new_top = jnp.where((highest - top) * factor > c.rescale_threshold, highest, top)
@@ -193,9 +205,9 @@ def _kernel(
             def multiply() -> None:
                 acc[...] = acc[...] * shrink[:, None]
 
-            if c.rescale_threshold:
+            if stable and c.rescale_threshold:
                 plgpu.when_any_in_warp(shrink != 1.0)(multiply)
-            else:
+            elif stable:
                 multiply()
 
         def take_q() -> Any:
@@ -227,15 +239,15 @@ def _kernel(
             plgpu.barrier_wait(v_full.at[slot])
             plgpu.wgmma(acc, p, v_tile.at[slot, :, plgpu.ds(0, wide)])
 
-        def end_values(count: Any, top: Any = None, others: int = 0) -> None:
-            """Wait for P V, and before that for the maximum `top`, of one row, so that the softmax runs under it; V is free."""
-            plgpu.wgmma_wait(others, after=top, first=top is not None)
+        def end_values(count: Any, ahead: Any = None, others: int = 0) -> None:
+            """Wait for P V, and before that for the first of `ahead`, so that the softmax runs under it; V is free."""
+            plgpu.wgmma_wait(others, after=ahead, first=ahead is not None)
             plgpu.barrier_arrive(v_empty.at[plgpu.rem(count, stages)])
 
         def first_softmax(scores: Any, tile: Any, needed: Any) -> Any:
             """P, maximum and sums after the first visited block of a tile, which has the tail and the diagonal."""
             sums = zero if c.sum_by_product else jnp.zeros((ROWS, 8), jnp.float32)
-            start = jnp.full((ROWS,), LOWEST, jnp.float32), sums
+            start = jnp.full((ROWS,), LOWEST, jnp.float32) if stable else zero, sums
             p, top, sums, _ = softmax(mask(scores, needed - 1, tile), *start)
             return p, top, sums
 
@@ -258,7 +270,7 @@ def _kernel(
                     o_tile.at[wg], head_rows(out, batch, rows, head, dv).at[:, plgpu.ds(first, piece)]
                 )
             if lse is not None:
-                lse[batch, head, rows] = top * scale + jnp.log(total)
+                lse[batch, head, rows] = top * scale + jnp.log(total) if stable else jnp.log(total)
 
         def attend(acc: Any) -> None:
             def first(s_acc: Any) -> Any:
@@ -285,7 +297,7 @@ def _kernel(
                         if masked:
                             scores = mask(scores, needed - 1 - i, tile)
                         new_p, new_top, new_sums, shrink = softmax(scores, top, sums)
-                        end_values(before + i - 1, new_top)
+                        end_values(before + i - 1, new_top if stable else new_p)
                         packed = new_p.astype(dtype)  # in the shade of the exponentials, ahead of the vote's branch
                         rescale(acc, shrink)
                         return packed, new_top, new_sums
@@ -293,9 +305,8 @@ def _kernel(
                     return plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
                 begin: Any = 1
-                if causal and (
-                    keys % c.rows or causal is not True
-                ):  # the diagonal can cross more blocks than the first
+                # Where the diagonal can cross more blocks than the first:
+                if causal and (keys % c.rows or causal is not True):
                     begin = jnp.maximum(needed - seen.whole_blocks(tile * c.rows), 1)
                     carry = lax.fori_loop(1, begin, functools.partial(step, True), carry)
                 return lax.fori_loop(begin, needed, functools.partial(step, False), carry)

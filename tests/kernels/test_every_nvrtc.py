@@ -43,7 +43,7 @@ def attention(dtype: Any, d: int, causal: bool, fields: dict[str, Any]) -> Plan:
     config = config or attention90.default_config(d)
     q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
     table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
-    kernel = attention90._kernel(1, 300, 4, d, d, 12, jnp.dtype(dtype), config, causal, d**-0.5, True)
+    kernel = attention90._kernel(1, 300, 4, d, d, 12, jnp.dtype(dtype), config, causal, True, d**-0.5, True, True)
     return build_plan(kernel.program(table, q, k, k), "sm_90a")
 
 
