@@ -166,7 +166,7 @@ def _compile_bundle(
 
 
 def print_resources(console: Console, resources: dict[str, Any]) -> None:
-    """Registers by role, shared memory, spills and what ptxas complained of."""
+    """Registers by role, shared memory, spills, how many blocks fit a multiprocessor, and what ptxas complained of."""
     rows = []
     for r in resources["roles"]:
         groups = ", ".join(map(str, r["warpgroups"]))
@@ -182,6 +182,7 @@ def print_resources(console: Console, resources: dict[str, Any]) -> None:
         f"{f'{spills} bytes' if spills else 'no'} spills, cubin of {resources['cubin_bytes']} bytes",
         highlight=False,
     )
+    console.print(resources["residency"]["text"], highlight=False)
     print_accesses(console, resources["shared_accesses"])
     for message in resources["messages"]:
         console.print(f"ptxas: {message}", highlight=False, markup=False)

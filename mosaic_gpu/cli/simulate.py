@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from ..simulator.params import SimulatorParams
 from ..simulator.remarks import Report, UnwrittenOutput
 from .common import FAILED, AsJson, Refusal, output, parse_json_option, print_json, steps, table
 from .compile import ARCHS, target_arch
+
+if TYPE_CHECKING:
+    from ..plan.residency import Residency
 
 SMALL = {"attention": "b1s256h2kv1d128", "matmul": "m256n256k256"}  # what the simulator does in moments
 
@@ -68,7 +71,7 @@ def simulate_kernel(
             with device.planning_for(device.multiprocessors(), request.arch):
                 function, types = find_call(kernel, request, arg or ())
                 rehearsal = Rehearsal(function, random_arrays(types, seed), arch, request.arch)
-            compiled = "not asked for" if no_compile else _compile(rehearsal, progress.step)
+            compiled, fits = _compile(rehearsal, progress.step, no_compile)
         except MosaicGpuError as error:
             raise Refusal(f"{type(error).__name__}: {error}") from error
         report = Report()
@@ -76,9 +79,10 @@ def simulate_kernel(
     if as_json:
         names = [p.name for p in rehearsal.programs]
         data = {"kernels": names, "arch": rehearsal.plans[0].arch, "seed": seed, "compiled": compiled}
+        data["residency"] = [r.to_json() for r in fits]
         print_json({**data, "clean": not findings, "schedules": runs, "report": report.to_json()})
     else:
-        _print(rehearsal, runs, findings, compiled, seed)
+        _print(rehearsal, runs, findings, compiled, fits, seed)
         _print_remarks(report)
     if findings:
         raise typer.Exit(FAILED)
@@ -147,19 +151,24 @@ def random_arrays(types: Sequence[Any], seed: int) -> list[Any]:
     return arrays
 
 
-def _compile(rehearsal: Any, step: Any) -> str:
-    """Compile the plans, so that what only ptxas refuses is refused; says with what, or why not."""
+def _compile(rehearsal: Any, step: Any, no_compile: bool) -> tuple[str, list[Residency]]:
+    """Compile the plans, so that what only ptxas refuses is refused; says with what, or why not, and how many blocks of each
+    kernel fit a multiprocessor."""
     from ..codegen.build import compile_plan
     from ..codegen.nvrtc import find_nvrtc, list_nvrtc
+    from ..codegen.resources import entry_registers
+    from ..plan.residency import residency
 
-    if not list_nvrtc():
-        return "no NVRTC here"
+    if no_compile or not list_nvrtc():
+        why = "not asked for" if no_compile else "no NVRTC here"
+        return why, [residency(plan, None) for plan in rehearsal.plans]
+    fits = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a kernel that spills is slow, not wrong; `compile` tells
         for plan in rehearsal.plans:
             step(f"compiling {plan.program.name}")
-            compile_plan(plan)
-    return find_nvrtc().toolchain
+            fits.append(residency(plan, entry_registers(compile_plan(plan).compiled)))
+    return find_nvrtc().toolchain, fits
 
 
 def _to_json(finding: MosaicGpuError | None) -> dict[str, Any] | None:
@@ -175,7 +184,12 @@ def _to_json(finding: MosaicGpuError | None) -> dict[str, Any] | None:
 
 
 def _print(
-    rehearsal: Any, runs: list[dict[str, Any]], findings: dict[str, MosaicGpuError], compiled: str, seed: int
+    rehearsal: Any,
+    runs: list[dict[str, Any]],
+    findings: dict[str, MosaicGpuError],
+    compiled: str,
+    fits: Sequence[Residency],
+    seed: int,
 ) -> None:
     console = output()
     rows = []
@@ -187,6 +201,8 @@ def _print(
     names = ", ".join(p.name for p in rehearsal.programs)
     about = f"{names} for {rehearsal.plans[0].arch}, inputs of seed {seed}; compiled: {compiled}"
     console.print(about, markup=False, highlight=False, soft_wrap=True)
+    for program, fit in zip(rehearsal.programs, fits, strict=True):
+        console.print(f"{program.name}: {fit}", markup=False, highlight=False, soft_wrap=True)
     console.print(table("", ["schedule", "result", "line", "seconds"], rows, left=3))
     for finding in findings.values():
         console.print(f"[bold red]{type(finding).__name__}[/]: ", end="")

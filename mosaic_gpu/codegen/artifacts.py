@@ -9,6 +9,7 @@ from typing import Any
 
 from ..plan.accesses import shared_accesses
 from ..plan.model import Plan
+from ..plan.residency import residency
 from .build import Built, report
 from .resources import ResourceReport
 from .sass import disassemble
@@ -37,11 +38,13 @@ def registers_by_role(plan: Plan, resources: ResourceReport) -> list[RoleRegiste
 def resources_json(plan: Plan, built: Built, resources: ResourceReport | None = None) -> dict[str, Any]:
     """What the kernel takes of the GPU, as plain data."""
     resources = resources or report(plan, built.compiled)
+    shared = resources.static_shared + resources.dynamic_shared
     return {
         "program": plan.program.name,
         "threads": plan.threads,
         "roles": [dataclasses.asdict(r) for r in registers_by_role(plan, resources)],
         "tmem_columns": plan.tmem_columns,
+        "residency": residency(plan, resources.entry_registers, shared).to_json(),
         "notes": list(plan.notes),
         "shared_accesses": [a.as_dict() for a in shared_accesses(plan)],
         **dataclasses.asdict(resources),

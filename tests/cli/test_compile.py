@@ -29,6 +29,9 @@ def test_attention(verb, tmp_path):
     plan = (out / "stage4_plan.txt").read_text()
     assert all(title in plan for title in ("roles", "buffers", "barriers", "named barriers", "maps"))
     assert "kernel attention_sm90" in result.stdout and "no spills" in result.stdout
+    fits = resources["residency"]  # 384 threads of 168 registers, and most of the shared memory
+    assert (fits["blocks"], fits["limited_by"]) == (1, ["registers", "shared memory"])
+    assert "1 block fits a multiprocessor, limited by registers and shared memory; room for warps 5" in result.stdout
 
 
 def test_json(verb, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,9 @@ def test_clean(verb, user_file):
         (name, "clean") for name in ("late", "early", "seed 1", "seed 2", "seed 3")
     ]
     assert "compiled: NVRTC" in result.stdout and "the same bits" in result.stdout
+    assert re.search(
+        r"^kernel: [1-8] blocks? fits? a multiprocessor, limited by \w+; room for", result.stdout, re.MULTILINE
+    )
     assert "simulating: seed 3" in result.stderr and "compiling" in result.stderr
 
 
@@ -71,6 +75,8 @@ def test_json(verb, user_file):
     data = json.loads(result.stdout)
     assert (data["clean"], data["kernels"], data["seed"], data["arch"]) == (False, ["kernel"], 5, "sm_90a")
     assert data["compiled"] == "not asked for"
+    (fits,) = data["residency"]
+    assert fits["text"].startswith("at most ") and "registers" not in fits["room"] and fits["room"]["warps"] == 8
     assert [s["schedule"] for s in data["schedules"]] == ["late", "early", "seed 1", "seed 2"]
     found = [s["finding"] for s in data["schedules"] if not s["clean"]]
     assert found and {f["class"] for f in found} <= {"Race", "UninitializedRead", "Leak"}
