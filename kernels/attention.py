@@ -17,6 +17,7 @@ from mosaic_gpu.kernels.attention_gradient import NO_GRADIENTS
 from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
+from mosaic_gpu.kernels.sm90.attention_config import NO_BIAS
 from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.kernels.tiles import check_head_dims
 from mosaic_gpu.runtime.device import default_arch
@@ -62,7 +63,8 @@ def attention(
     (float16: -9) they lose digits, and a row of which all vanish gives zeros and an LSE of -inf.  'xla' divides by their sum
     first.  Blackwell's kernel has no such variant: UnsupportedCall.  Gradients are those of the LSE, so as good as it is.
     config: None takes the tuned one for this device and shape, else the default of the device's generation
-    (`mosaic_gpu.explain_config("attention", q, k, v, causal=...)` says which).
+    (`mosaic_gpu.explain_config("attention", q, k, v, causal=..., bias=..., mask=...)` says which).  With a bias or a mask: one
+    that was tuned with a bias, else the default that has room for one.  `use_stable_softmax` makes no difference.
     implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
     of these: the first that takes it; None: ours, and XLA's on GPUs for which there is no kernel, said once in the log.
     deterministic: gradients are the same bits in every run; else dQ is summed up in any order, which is faster.
@@ -109,16 +111,11 @@ def attention(
             return empty()
         arrays = flat(q), flat(k), flat(v)
         biased = bias is not None or mask is not None
-        c = config
-        if c is None and biased and dispatch.generation(arch) == "sm100":
-            c = sm100.default_config(d, v.shape[-1], bias=True)  # what was tuned may have no room for one
-        c = choose_config(*arrays, causal) if c is None else c
+        c = choose_config(*arrays, causal, biased) if config is None else config
         if isinstance(c, sm90.AttentionConfig):
             dispatch.match_generation(c, arch)
             if biased:
-                raise UnsupportedCall(
-                    "attention: Hopper's kernel takes no bias and no mask yet; implementation='xla' does, and Blackwell's kernel"
-                )
+                raise UnsupportedCall(f"attention: {NO_BIAS}")
             call = attention_gradient.Call(
                 c, backward_config, causal, scale, return_lse, deterministic, config is None, use_stable_softmax
             )
@@ -150,9 +147,10 @@ def attention(
     return (out, results[1].reshape(*batch, h, s)) if return_lse else out
 
 
-def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: Causal) -> AttentionConfig:
+def choose_config(q: jax.Array, k: jax.Array, v: jax.Array, causal: Causal, biased: bool = False) -> AttentionConfig:
     """The overridden or tuned config for this device and call if there is one, else the generation's default."""
-    found: AttentionConfig = dispatch.choose_config("attention", default_arch(), q, k, v, causal=causal)
+    mask = True if biased else None
+    found: AttentionConfig = dispatch.choose_config("attention", default_arch(), q, k, v, causal=causal, mask=mask)
     return found
 
 

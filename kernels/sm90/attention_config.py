@@ -13,6 +13,7 @@ from mosaic_gpu.plan.resources import SHARED_LIMIT
 ROWS = 64  # query rows of a compute warpgroup
 POOL = {2: 504, 3: 512, 4: 480}  # registers that a block has for one thread of each of its warpgroups
 SHORT = 1024  # queries
+NO_BIAS = "Hopper's kernel takes no bias and no mask yet; implementation='xla' does, and Blackwell's kernel"
 ONES = 8  # columns that sum the rows of P: the fewest by which a product can be wider
 
 

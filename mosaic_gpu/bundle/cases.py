@@ -80,10 +80,6 @@ def call_of(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDt
     return tunable.call(w, config), list(tunable.arguments(w))
 
 
-def _bias_shape(w: Attention) -> tuple[int, ...]:
-    return 1, w.heads, w.length, w.kv_length
-
-
 def _biased_call(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
     """Keys are to be a multiple of 8, as the kernel takes a bias."""
     from mosaic_gpu.kernels.sm100.attention import attention, default_config
@@ -92,7 +88,7 @@ def _biased_call(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.Sh
     assert isinstance(w, Attention) and w.kv_length % 8 == 0
     config = dataclasses.replace(default_config(w.head_dim, w.value_dim, arch, bias=True), **case.config)
     options: dict[str, Any] = dict(config=config, causal=w.causal, scale=w.head_dim**-0.5, return_lse=False)
-    shapes = [*w.shapes, _bias_shape(w)]
+    shapes = [*w.shapes, w.bias_shape]
     return lambda *x: attention(*x, **options)[0], [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in shapes]
 
 
@@ -104,7 +100,7 @@ def inputs(case: Case) -> tuple[tuple[Any, ...], Judge]:
     arrays = tuple(jnp.asarray(rng.standard_normal(s, np.float32), jnp.dtype(w.dtype)) for s in w.shapes)
     if case.kernel == "biased_attention":
         assert isinstance(w, Attention)
-        bias = 2 * rng.standard_normal(_bias_shape(w), np.float32)
+        bias = 2 * rng.standard_normal(w.bias_shape, np.float32)
         bias[..., w.kv_length // 2 :: 7] = -np.inf
         arrays = (*arrays, jnp.asarray(bias, arrays[0].dtype))
         return arrays, Judge.of(*arrays[:3], causal=w.causal, bias=arrays[3])

@@ -225,6 +225,8 @@ def benchmark_for(tunable: Any, wanted: Sequence[Any], device: Any, config: Any)
 
     if other := [w for w in wanted if w.dtype != "bfloat16"]:
         raise Refusal(f"beside PyTorch's libraries only bf16 is measured, not {other[0]} {other[0].dtype}")
+    if biased := [w for w in wanted if getattr(w, "bias", False)]:
+        raise Refusal(f"beside PyTorch's libraries nothing with a bias is measured: {biased[0]}")
     if tunable.name == "matmul":
         cells = [base.Shape(w.m, w.n, w.k).cell() for w in wanted]
     else:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import CacheInvalid
+from ..errors import CacheInvalid, UnsupportedCall
 from .common import FAILED, AsJson, Refusal, output, print_json, table
 from .tune import name_of, short
 
@@ -320,7 +320,7 @@ def problems_of(path: Path) -> list[str]:
                 found.append(f"{key_text(entry)}: its key is not that of its workload")
             if entry["best"]:
                 tunable.fits(workload, tunable.from_json(entry["best"]["config"]))  # type: ignore[union-attr]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, UnsupportedCall) as error:
             found.append(f"{key_text(entry)}: {error}")
         known = data["header"]["provenances"]
         if (entry["best"] or {}).get("provenance", None) not in (None, *known):

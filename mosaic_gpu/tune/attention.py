@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..errors import UnsupportedCall
 from .chip import Chip
 from .space import Grid, config_class, default_config, kernel_files
 from .tunable import Key, Tunable
@@ -72,24 +73,32 @@ class AttentionTunable(Tunable):
         if generation != "sm90":
             self.slack = 2.0  # the estimate has been compared with nothing
 
-    def parse(self, text: str, *, dtype: str = "bfloat16", causal: bool = False, **options: Any) -> Attention:
+    def parse(
+        self, text: str, *, dtype: str = "bfloat16", causal: bool = False, bias: bool = False, **options: Any
+    ) -> Attention:
         """As b4s4096h16d128."""
-        return Attention.parse(text, dtype=dtype, causal=causal)
+        return Attention.parse(text, dtype=dtype, causal=causal, bias=bias)
 
     def workload(self, data: Mapping[str, Any]) -> Attention:
         """Of plain data."""
         return Attention(**data)
 
-    def workload_of(self, q: Any, k: Any, v: Any = None, *, causal: Any = False, **rest: Any) -> Attention:
-        """Of the arguments of `attention`; where a diagonal ends makes no difference."""
+    def workload_of(
+        self, q: Any, k: Any, v: Any = None, *, causal: Any = False, bias: Any = None, mask: Any = None, **rest: Any
+    ) -> Attention:
+        """Of the arguments of `attention`; where a diagonal ends makes no difference, and a mask is a bias, which on Hopper is an
+        UnsupportedCall."""
         *batch, s, h, d = q.shape
         t, h_kv = k.shape[-3:-1]
-        return Attention(
-            math.prod(batch), s, t, h, h_kv, d, str(q.dtype), bool(causal), 0 if v is None else v.shape[-1]
-        )
+        dv, biased = 0 if v is None else v.shape[-1], bias is not None or mask is not None
+        if biased and self.generation == "sm90":
+            from ..kernels.sm90.attention_config import NO_BIAS
+
+            raise UnsupportedCall(f"attention: {NO_BIAS}")
+        return Attention(math.prod(batch), s, t, h, h_kv, d, str(q.dtype), bool(causal), dv, biased)
 
     def key(self, w: Attention) -> Key:
-        """Head dims, dtype, mask, and the lengths by powers of two; not batch and heads."""
+        """Head dims, dtype, mask, the lengths by powers of two, and a bias where there is one; not batch and heads."""
         return {
             "head_dim": w.head_dim,
             "value_dim": w.value_dim,
@@ -97,11 +106,13 @@ class AttentionTunable(Tunable):
             "causal": w.causal,
             "length": bucket(w.length),
             "kv_length": bucket(w.kv_length),
+            **({"bias": True} if w.bias else {}),
         }
 
     def distance(self, a: Key, b: Key) -> float:
-        """Doublings of the lengths; another mask counts two, another dtype a quarter; another head dim is of no use."""
-        if (a["head_dim"], a["value_dim"]) != (b["head_dim"], b["value_dim"]):
+        """Doublings of the lengths; another mask counts two, another dtype a quarter; another head dim is of no use, nor is what
+        was tuned without a bias to a call with one, or the other way round: it takes shared memory, and its tiles bandwidth."""
+        if (a["head_dim"], a["value_dim"], "bias" in a) != (b["head_dim"], b["value_dim"], "bias" in b):
             return math.inf
         lengths = sum(abs(math.log2(a[x] / b[x])) for x in ("length", "kv_length"))
         return float(lengths + 2.0 * (a["causal"] != b["causal"]) + 0.25 * (a["dtype"] != b["dtype"]))
@@ -110,15 +121,15 @@ class AttentionTunable(Tunable):
         """Of the head dims and, on Hopper, the length."""
         dims = (w.head_dim, w.value_dim)
         if self.generation != "sm90":
-            return default_config("attention", self.generation, *dims)
+            return default_config("attention", self.generation, *dims, bias=w.bias)
         return default_config("attention", self.generation, *dims, length=w.length, causal=w.causal)
 
     def fits(self, w: Attention, config: Any) -> None:
-        """Shared memory and registers at this head dim; loads that reduce are of sm_103a."""
+        """Shared memory and registers at this head dim; loads that reduce are of sm_103a; a bias is Blackwell's."""
         from ..ops.tcgen05_rules import features_of
         from ..runtime.device import blackwell_arch
 
-        config.check(w.head_dim, w.value_dim)
+        config.check(w.head_dim, w.value_dim, *([w.bias] if self.generation == "sm100" else []))
         if self.generation == "sm100" and config.load_reduces and not features_of(blackwell_arch()).load_reduction:
             raise ValueError(f"load_reduces=True: not on {blackwell_arch()}")
 
@@ -127,19 +138,20 @@ class AttentionTunable(Tunable):
         return _cost_sm90(w, config, chip) if self.generation == "sm90" else _cost_sm100(w, config, chip)
 
     def arguments(self, w: Attention) -> Sequence[Any]:
-        """q, k and v."""
+        """q, k and v, and a bias where there is one."""
         import jax
         import jax.numpy as jnp
 
-        return [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in w.shapes]
+        shapes = [*w.shapes, *([w.bias_shape] if w.bias else [])]
+        return [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in shapes]
 
     def call(self, w: Attention, config: Any) -> Callable[..., Any]:
         """The kernel of this generation."""
         module = importlib.import_module(f"mosaic_gpu.kernels.{self.generation}.attention")
 
-        def first(q: Any, k: Any, v: Any) -> Any:
+        def first(*arrays: Any) -> Any:
             options = {"config": config, "causal": w.causal, "scale": w.head_dim**-0.5, "return_lse": False}
-            return module.attention(q, k, v, **options)[0]
+            return module.attention(*arrays, **options)[0]
 
         return first
 
@@ -148,7 +160,8 @@ class AttentionTunable(Tunable):
         import jax
 
         def of(implementation: str) -> Callable[..., Any]:
-            return functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
+            call = functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
+            return call  # whose fourth argument is a bias
 
         return {"jax.nn xla": of("xla"), "jax.nn cudnn": of("cudnn")}
 
@@ -156,7 +169,8 @@ class AttentionTunable(Tunable):
         """Twice the error of plain attention that rounds P."""
         from .accuracy import Judge
 
-        return Judge.of(*arrays, causal=w.causal)
+        bias = arrays[3] if w.bias else None
+        return Judge.of(*arrays[:3], causal=w.causal, bias=bias)
 
     def sources(self) -> Sequence[Path]:
         """The kernel, how its tiles lie in shared memory, and their order."""
@@ -210,7 +224,7 @@ def _cost_sm100(w: Attention, c: Any, chip: Chip) -> float:
     issued -= elements / 2 * c.load_reduces  # the load has found the maximum
     softmax = max((elements - polynomials) / chip.exponentials, issued / chip.fp32_results)
     rescaling = rows * w.value_dim * (2 if c.rescale_threshold == 0 else 0.1) / chip.fp32_results
-    loads = 2 * keys * (w.head_dim + w.value_dim) / c.blocks / chip.l2_bytes_per_clock
+    loads = (2 * keys * (w.head_dim + w.value_dim) / c.blocks + 2 * elements * w.bias) / chip.l2_bytes_per_clock
     hidden = EXPOSED100[tiles] * (0.85 if c.p_parts > 1 else 1.0)
     step = max(tensor, softmax, loads) + hidden * (min(tensor, softmax) + rescaling) + STEP_OVERHEAD
     step = max(step, (chip.load_latency + loads) / c.kv_slots)

@@ -126,7 +126,7 @@ def explain(tunable: Tunable, workload: Any, *, device: str | None, config: Any 
         try:
             chosen = tunable.from_json(best["config"])
             tunable.fits(workload, chosen)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, UnsupportedCall) as error:
             notes.append(f"the config for {_words(entry['key'])} in {loaded.path} is none of today's kernel: {error}")
             continue
         stale = loaded.provenance(entry).get("source") != tunable.source_hash

@@ -79,18 +79,21 @@ def workloads(tunable: Tunable, texts: Sequence[str], *, dtype: str, causal: boo
     """
     found: dict[Any, None] = {}
     for text in texts:
-        shape, *words = text.split() if any(w in text.split() for w in (*MASKS, "bf16", "f16")) else [text]
+        shape, *words = text.split() if any(w in text.split() for w in (*MASKS, "bf16", "f16", "bias")) else [text]
         masks = [MASKS[w] for w in words if w in MASKS] or ([causal] if causal is not None else [False, True])
         own_dtype = next((w for w in words if w in ("bf16", "f16")), dtype)
-        if unknown := [w for w in words if w not in MASKS and w != own_dtype]:
+        if unknown := [w for w in words if w not in (*MASKS, own_dtype, "bias")]:
             raise ValueError(
-                f"shape {text!r}: after the shape come causal or full, and bf16 or f16, not {unknown[0]!r}"
+                f"shape {text!r}: after the shape come causal or full, bf16 or f16, and bias, not {unknown[0]!r}"
             )
         masked = tunable.parse(shape, dtype=own_dtype, causal=True) != tunable.parse(
             shape, dtype=own_dtype, causal=False
         )
         if not masked and (causal is not None or any(w in MASKS for w in words)):
             raise ValueError(f"{tunable.name} has no mask: shape {text!r} is neither causal nor full")
+        biased = {"bias": True} if "bias" in words else {}
+        if biased and not (tunable.name == "attention" and tunable.generation == "sm100"):
+            raise ValueError(f"{tunable.name} of {tunable.generation} takes no bias: shape {text!r}")
         for mask in masks:
-            found[tunable.parse(shape, dtype=own_dtype, causal=mask)] = None
+            found[tunable.parse(shape, dtype=own_dtype, causal=mask, **biased)] = None
     return list(found)

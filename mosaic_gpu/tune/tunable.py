@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ..errors import UnsupportedCall
 from .chip import Chip
 from .schema import canonical
 from .space import Space, enumerate_space
@@ -136,7 +137,7 @@ class Tunable:
         return self.config()
 
     def fits(self, w: Any, config: Any) -> None:
-        """Raise ValueError if the config cannot do this workload, beyond what its constructor refuses."""
+        """Raise ValueError or UnsupportedCall if the config cannot do this workload, beyond what its constructor refuses."""
 
     def cost(self, w: Any, config: Any, chip: Chip) -> float:
         """An estimate of the seconds of a call, to try the likely ones first.  By default all cost the same."""
@@ -155,7 +156,7 @@ class Tunable:
     def _fits(self, w: Any, config: Any) -> bool:
         try:
             self.fits(w, config)
-        except ValueError:
+        except (ValueError, UnsupportedCall):
             return False
         return True
 

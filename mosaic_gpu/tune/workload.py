@@ -43,7 +43,7 @@ def parse_fields(text: str, known: dict[str, str], example: str) -> dict[str, in
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """One attention call.  `length` queries see `kv_length` keys; `heads` share `kv_heads`."""
+    """One attention call.  `length` queries see `kv_length` keys; `heads` share `kv_heads`.  bias: there is one, or a mask."""
 
     batch: int
     length: int
@@ -54,6 +54,7 @@ class Attention:
     dtype: str = "bfloat16"
     causal: bool = False
     value_dim: int = 0  # 0: that of q and k
+    bias: bool = False
 
     LETTERS = {
         **{"b": "batch", "s": "length", "t": "kv_length", "h": "heads", "kv": "kv_heads"},
@@ -67,7 +68,7 @@ class Attention:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} KV heads: no multiple of them")
 
     @classmethod
-    def parse(cls, text: str, *, dtype: str = "bfloat16", causal: bool = False) -> Self:
+    def parse(cls, text: str, *, dtype: str = "bfloat16", causal: bool = False, bias: bool = False) -> Self:
         """From text; what is left out: b1, t = s, h = 2048 / d, kv = h, d128.  ValueError says how to write it."""
         given = parse_fields(text, cls.LETTERS, cls.EXAMPLE)
         if "length" not in given:
@@ -84,13 +85,14 @@ class Attention:
             dtype_name(dtype),
             causal,
             given.get("value_dim", head_dim),
+            bias,
         )
 
     def __str__(self) -> str:
         kv = f" t{self.kv_length}" if self.kv_length != self.length else ""
         heads = f"h{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         dv = f"/{self.value_dim}" if self.value_dim != self.head_dim else ""
-        return f"b{self.batch} s{self.length}{kv} {heads} d{self.head_dim}{dv}"
+        return f"b{self.batch} s{self.length}{kv} {heads} d{self.head_dim}{dv}{' bias' if self.bias else ''}"
 
     @property
     def mask(self) -> str:
@@ -101,6 +103,11 @@ class Attention:
         """Of q, k and v."""
         k, v = ((self.batch, self.kv_length, self.kv_heads, d) for d in (self.head_dim, self.value_dim))
         return (self.batch, self.length, self.heads, self.head_dim), k, v
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        """Of a bias, which all of a batch share."""
+        return 1, self.heads, self.length, self.kv_length
 
     @property
     def flops(self) -> int:
@@ -115,13 +122,15 @@ class Attention:
 
     @property
     def bytes(self) -> int:
-        """Of q, k, v and the result: what must be moved at least."""
+        """Of q, k, v, a bias and the result: what must be moved at least."""
         q, k, v = (math.prod(s) for s in self.shapes)
-        return (q + q // self.head_dim * self.value_dim + k + v) * ITEM_BYTES.get(self.dtype, 2)
+        bias = math.prod(self.bias_shape) if self.bias else 0
+        return (q + q // self.head_dim * self.value_dim + k + v + bias) * ITEM_BYTES.get(self.dtype, 2)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data; a bias is in it only where there is one, as entries of caches are older than that field."""
+        data = dataclasses.asdict(self)
+        return data if self.bias else {name: x for name, x in data.items() if name != "bias"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -325,7 +325,10 @@ def test_compile_for_both_kinds_of_blackwell(verb, folders, tmp_path, monkeypatc
             ["run", "attention", "--shapes", "llama-9"],
             "there is no set of shapes 'llama-9' for attention; there are benchmark",
         ),
-        (["run", "attention", "--shape", "b1s8 maybe causal"], "come causal or full, and bf16 or f16, not 'maybe'"),
+        (
+            ["run", "attention", "--shape", "b1s8 maybe causal"],
+            "come causal or full, bf16 or f16, and bias, not 'maybe'",
+        ),
         (["run", "attention", "--from-file", "/nonexistent"], "--from-file: /nonexistent cannot be read"),
         (["run", FAKE, "--shape", "m64"], "lacks n (columns)"),
         (["compile", "attention", "--out", "x", "--arch", "sm_80"], "--arch sm_80: one of"),
