@@ -103,13 +103,14 @@ class View:
     """A Ref and which part of it: one `DimIndex` for each dimension of the buffer, then a permutation of the kept ones.
 
     peer: for shared memory of another block of the cluster, (axis of the cluster, index along it) pairs; along axes that are
-    not named it is this block's index.
+    not named it is this block's index.  as_type: the dtype as which it sees its elements (`ref.bitcast`), empty: the buffer's.
     """
 
     ref: Value
     dims: tuple[DimIndex, ...]
     permutation: tuple[int, ...]
     peer: tuple[tuple[str, Affine], ...] = ()
+    as_type: str = ""
 
     @staticmethod
     def whole(ref: Value) -> View:
@@ -127,7 +128,7 @@ class View:
 
     @property
     def dtype(self) -> str:
-        return self.ref.dtype
+        return self.as_type or self.ref.dtype
 
     @property
     def space(self) -> MemorySpace:
@@ -146,7 +147,8 @@ class View:
     def __str__(self) -> str:
         perm = f".transpose{self.permutation}" if self.is_transposed else ""
         peer = f".of({', '.join(f'{n}={i}' for n, i in self.peer)})" if self.peer else ""
-        return f"{self.ref}[{', '.join(map(str, self.dims))}]{perm}{peer}"
+        seen_as = f".bitcast({self.as_type})" if self.as_type else ""
+        return f"{self.ref}[{', '.join(map(str, self.dims))}]{perm}{seen_as}{peer}"
 
 
 Operand = Value | Literal | View
@@ -302,12 +304,9 @@ def substitute(operand: Operand, env: dict[int, Operand]) -> Operand:
         return env.get(operand.id, operand)
     new = env.get(operand.ref.id, operand.ref)
     assert isinstance(new, Value), "a Ref can only become another Ref"
-    return View(
-        new,
-        tuple(dataclasses.replace(d, start=substitute_affine(d.start, env)) for d in operand.dims),
-        operand.permutation,
-        tuple((name, substitute_affine(i, env)) for name, i in operand.peer),
-    )
+    dims = tuple(dataclasses.replace(d, start=substitute_affine(d.start, env)) for d in operand.dims)
+    peer = tuple((name, substitute_affine(i, env)) for name, i in operand.peer)
+    return dataclasses.replace(operand, ref=new, dims=dims, peer=peer)
 
 
 def substitute_affine(a: Affine, env: dict[int, Operand]) -> Affine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..layouts.operands import SharedOperand, descriptor_high
@@ -108,7 +108,7 @@ class Tcgen05Emitter(MemoryEmitter):
         moves = self._transfers(access, result)
         name = self.name(result)
         raw = name if result.dtype in PACKED else f"t{self.fresh()}"
-        count = self._words(result)
+        count = self._words(access.part, result)
         if raw != name:
             self.line(f"u32 {raw}[{count}];")
         if extremum is not None:
@@ -117,7 +117,10 @@ class Tcgen05Emitter(MemoryEmitter):
             for t in moves:
                 function = f"tcgen05_load_{'halves_' if access.part.halves else ''}{t.shape}<{t.count}>"
                 self.line(f"{function}({raw} + {t.register}, {self._place(access.part, t)});")
-        if raw != name:
+        if raw != name and access.part.packing > 1:
+            for n, word, shift in self._elements(access.part, result):
+                self.line(f"{name}[{n}] = ({c_type(result.dtype)})({raw}[{word}] >> {shift});")
+        elif raw != name:
             self.loop(count, f"set_bits({name}[i], {raw}[i]);")
 
     def _load_reduced(self, access: TmemAccess, moves: Sequence[Transfer], raw: str, extremum: Value) -> None:
@@ -140,11 +143,16 @@ class Tcgen05Emitter(MemoryEmitter):
     def tmem_store(self, access: TmemAccess, value: Value) -> None:
         moves = self._transfers(access, value)
         name = self.name(value)
-        raw, count = name, self._words(value)
+        raw, count = name, self._words(access.part, value)
         if value.dtype not in PACKED:
             raw = f"t{self.fresh()}"
             self.line(f"u32 {raw}[{count}];")
-            self.loop(count, f"{raw}[i] = as_u32({name}[i]);")
+            if access.part.packing > 1:
+                mask = (1 << 32 // access.part.packing) - 1
+                for n, word, shift in self._elements(access.part, value):
+                    self.line(f"{raw}[{word}] {'|=' if shift else '='} ((u32){name}[{n}] & {mask}u) << {shift};")
+            else:
+                self.loop(count, f"{raw}[i] = as_u32({name}[i]);")
         for t in moves:
             function = f"tcgen05_store_{'halves_' if access.part.halves else ''}{t.shape}<{t.count}>"
             self.line(f"{function}({self._place(access.part, t)}, {raw} + {t.register});")
@@ -154,10 +162,15 @@ class Tcgen05Emitter(MemoryEmitter):
         assert layout is not None
         return transfers(access.part, layout, access.what, None)
 
-    def _words(self, value: Value) -> int:
+    def _words(self, part: TmemPart, value: Value) -> int:
         layout = self.layout(value)
         assert layout is not None
-        return layout.registers // 2 if value.dtype in PACKED else layout.registers
+        return layout.registers // (2 if value.dtype in PACKED else part.packing)
+
+    def _elements(self, part: TmemPart, value: Value) -> Iterator[tuple[int, int, int]]:
+        """Of integers that share cells: (element of a thread, its word, its first bit)."""
+        for n in range(self._words(part, value) * part.packing):
+            yield n, n // part.packing, n % part.packing * (32 // part.packing)
 
     def _place(self, part: TmemPart, t: Transfer) -> str:
         """Every warp reaches its own 32 lanes only."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..collecting import FAILURES, Failure, keep
 from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
+from ..layouts.tmem import seen_as
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
@@ -284,6 +285,8 @@ class Tracer:
                 v = self.indexed(v, t.indices, line)
             elif kind == "TransposeTransform":
                 v = dataclasses.replace(v, permutation=tuple(v.permutation[p] for p in t.permutation))
+            elif kind == "BitcastTransform" and v.space.kind == "tmem":
+                v = seen_as(v, dtype_name(t.dtype), line)
             elif isinstance(t, PeerTransform):
                 v = self.of_peer(v, t, line)
             elif kind == "ReshapeTransform" and tuple(t.shape) == v.shape:

@@ -52,6 +52,20 @@ class TMEMLayout(enum.Enum):
         return f"plgpu.TMEMLayout.{self.name}"
 
 
+def seen_as(view: View, dtype: str, line: Line | None) -> View:
+    """The view, of tensor memory, with its bits seen as elements of another dtype of the same width (`ref.bitcast`)."""
+    wide, size = itemsize(dtype), itemsize(view.ref.dtype)
+    if view.space.layout in OPAQUE:
+        raise UnsupportedCall(f"bitcast of {view.ref}, which holds {OPAQUE[view.space.layout]}", line)
+    if wide != size or not (size == 4 or view.space.packed):
+        raise UnsupportedCall(
+            f"bitcast of tensor memory {view.ref} to {dtype}: its {8 * size}-bit elements are seen as others of {8 * size} bits, "
+            "if those are 32 bits or packed; for another width put a buffer of each type into a RefUnion",
+            line,
+        )
+    return dataclasses.replace(view, as_type="" if dtype == view.ref.dtype else dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class TmemLayout:
     """How a buffer lies: rows; columns: cells of one (rows, columns) slice; packing: elements of a cell; slices: how many;

@@ -90,7 +90,17 @@ LAYOUTS = [(128, None), (128, Layout.TCGEN05), (64, None)]
 
 @pytest.mark.parametrize("rows, layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "dtype, packed", [(F, False), (BF, True), (np.int32, False), (np.float16, False), (np.float16, True)]
+    "dtype, packed",
+    [
+        (F, False),
+        (BF, True),
+        (np.int32, False),
+        (np.float16, False),
+        (np.float16, True),
+        (np.int16, True),
+        (np.uint16, True),
+        (np.int8, True),
+    ],
 )
 def test_there_and_back(rows, layout, dtype, packed):
     """What is stored is what is loaded: whole and part of the columns, in each layout, packed too."""
@@ -112,6 +122,79 @@ def test_there_and_back(rows, layout, dtype, packed):
     want = x.copy()
     want[:, 16:32] = x[:, :16]
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rows, layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "dtype, other, packed",
+    [
+        (F, np.int32, False),
+        (np.uint32, F, False),
+        (np.int32, np.uint32, False),
+        (BF, np.uint16, True),
+        (np.int16, np.float16, True),
+        (np.float16, BF, True),
+    ],
+)
+def test_bits_seen_as_another_type(rows, layout, dtype, other, packed):
+    """Loads and stores of a view's bitcast, before and behind a slice: what NumPy's `view` gives, nothing is converted."""
+
+    def body(x, y, o, both, whole):
+        t = layout or (Layout.WGMMA if rows == 64 else Layout.TCGEN05_TMEM_NATIVE)
+        plgpu.async_store_tmem(whole, plgpu.load(x, layout=t))
+        plgpu.commit_tmem()
+        column = 16 * plgpu.cdiv(plgpu.dim_size(y, 1), 16)  # 16, which only a run knows
+        seen = whole.bitcast(other).at[:, plgpu.ds(column, 16)]
+        plgpu.async_store_tmem(seen, plgpu.load(y, layout=t))
+        plgpu.commit_tmem()
+        back = plgpu.async_load_tmem(whole.at[:, plgpu.ds(0, 32)].bitcast(other), layout=layout)
+        same = plgpu.async_load_tmem(whole.bitcast(other).bitcast(dtype), layout=layout)
+        plgpu.wait_load_tmem()
+        o[...] = back
+        both[...] = same
+
+    x = np.random.default_rng(0).integers(0, 256, (rows, 48 * np.dtype(dtype).itemsize)).astype(np.uint8).view(dtype)
+    y = np.random.default_rng(1).integers(0, 256, (rows, 16 * np.dtype(other).itemsize)).astype(np.uint8).view(other)
+    outs = [jax.ShapeDtypeStruct((rows, 32), other), jax.ShapeDtypeStruct((rows, 48), dtype)]
+    scratch = [plgpu.TMEM((rows, 48), dtype, packed=packed)]
+    found, same = run(body, x, y, out=outs, scratch=scratch)
+    want = x.copy()
+    want[:, 16:32] = y.view(dtype)
+    assert found.tobytes() == np.ascontiguousarray(want[:, :32]).tobytes() and same.tobytes() == want.tobytes()
+
+
+def test_an_operand_and_an_accumulator_seen_as_another_type():
+    """A is written as integers and multiplied as bfloat16; the accumulator is a buffer of integers."""
+    m, n, k = 128, 32, 64
+
+    def body(x, y, o, b, packed, acc, full, done, ready):
+        plgpu.copy_gmem_to_smem(y, b, full)
+        plgpu.async_store_tmem(packed, plgpu.load(x, layout=Layout.TCGEN05_TMEM_NATIVE))
+        plgpu.commit_tmem()
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        plgpu.barrier_wait(full)
+        plgpu.tcgen05_mma(acc.bitcast(F), packed.bitcast(BF), b.transpose((1, 0)), done, accumulate=False)
+        plgpu.barrier_wait(done)
+        o[...] = plgpu.async_load_tmem(acc.bitcast(F))
+        plgpu.wait_load_tmem()
+
+    x, y = random(m, k, dtype=BF), random(n, k, dtype=BF, seed=1)
+    (found,) = run(
+        body,
+        x.view(np.uint16),
+        y,
+        out=jax.ShapeDtypeStruct((m, n), F),
+        scratch=[
+            operand(n, k),
+            plgpu.TMEM((m, k), np.uint16, packed=True),
+            plgpu.TMEM((m, n), np.int32),
+            plgpu.Barrier(),
+            plgpu.Barrier(orders_tensor_core=True),
+            plgpu.Barrier(orders_tensor_core=True),
+        ],
+    )
+    np.testing.assert_allclose(found, x.astype(F) @ y.astype(F).T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

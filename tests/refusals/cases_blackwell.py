@@ -181,6 +181,18 @@ case(
     scratch=[tmem(64)],
     **NEW,
 )
+case(
+    "tensor memory seen as another width",
+    lambda t: plgpu.async_load_tmem(t.bitcast(jnp.bfloat16)),
+    scratch=[tmem(64)],
+    **NEW,
+)
+case(
+    "half cells of tensor memory seen as another type",
+    lambda t: plgpu.async_load_tmem(t.bitcast(jnp.int16)),
+    scratch=[tmem(64, F16)],
+    **NEW,
+)
 case("tensor memory of 32 lanes", nothing, scratch=[plgpu.TMEM((32, 64), F)], **NEW)
 case("tensor memory that is not packed", nothing, scratch=[plgpu.TMEM((128, 64), BF)], **NEW)
 case("tensor memory of half cells", nothing, scratch=[plgpu.TMEM((128, 63), BF, packed=True)], **NEW)
@@ -222,6 +234,12 @@ F4_OPERANDS = [tmem(128), mma(128, 128, dtype=jnp.uint8), mma(128, 128, dtype=jn
 FACTORS = [scales(128, 4), scales(128, 4)]
 case("factors of 64 rows", nothing, scratch=[scales(64, 4)], **NEW)
 case("factors of another type", nothing, scratch=[scales(128, 4, dtype=jnp.float8_e5m2)], **NEW)
+case(
+    "factors seen as another type",
+    lambda m: plgpu.async_load_tmem(m.bitcast(jnp.uint8)),
+    scratch=[scales(128, 4)],
+    **NEW,
+)
 case("factors loaded as a matrix", lambda m: plgpu.async_load_tmem(m), scratch=[scales(128, 4)], **NEW)
 case(
     "a matrix for factors",
