@@ -51,6 +51,25 @@ def test_attention_matches_float64(
     np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_without_a_maximum(
+    random: Callable[..., Any], poisoned: Callable[..., Any], dtype: Any, d: int, causal: bool
+) -> None:
+    """Of scores that are small; and rows whose exponentials float32 does not hold are inf or NaN."""
+    q, k, v = random(2, 300, 4, d, dtype=dtype), random(2, 333, 2, d, dtype=dtype), random(2, 333, 2, d, dtype=dtype)
+    call = functools.partial(attention, causal=causal, return_lse=True, use_stable_softmax=False)
+    out, lse = poisoned(call, q, k, v)
+    exact, exact_lse = reference.attention(q, k, v, causal=causal)
+    assert reference.relative_error(out, exact) <= 5e-3
+    np.testing.assert_allclose(np.asarray(lse), exact_lse, atol=1e-4, rtol=1e-5)
+    out, lse = poisoned(
+        functools.partial(call, scale=1.0), jnp.full_like(q, 2), jnp.ones_like(k), v
+    )  # scores of 128 and more
+    assert not np.isfinite(np.asarray(out, np.float32)).any() and not np.isfinite(np.asarray(lse)).any()
+
+
 def test_attention_without_lse_and_with_batch_dimensions(
     random: Callable[..., Any], poisoned: Callable[..., Any]
 ) -> None:

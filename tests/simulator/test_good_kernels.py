@@ -50,12 +50,13 @@ def planned(arch: str, function: Callable[..., Any], *args: np.ndarray) -> Call:
     return build_plan(kernel.program(*arrays), arch), arrays
 
 
-def attention(causal: bool, d: int = 64, s: int = 130, t: int = 200, **config: Any) -> Call:
+def attention(causal: bool, d: int = 64, s: int = 130, t: int = 200, stable: bool = True, **config: Any) -> Call:
     c = attention90.AttentionConfig(block_kv=64, **config)
     q, k, v = randoms(1, s, 2, d), randoms(1, t, 1, d, seed=1), randoms(1, t, 1, d, seed=2)
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return attention90.attention(q, k, v, config=c, causal=causal, scale=d**-0.5, return_lse=True)
+        options = dict(config=c, causal=causal, scale=d**-0.5, return_lse=True, stable=stable)
+        return attention90.attention(q, k, v, **options)
 
     return planned("sm_90a", run, q, k, v)
 
@@ -108,6 +109,10 @@ REGISTERS = dict(compute_warpgroups=3, compute_registers=160, memory_registers=3
 FOUR = dict(compute_warpgroups=4, compute_registers=112, memory_registers=32, sum_by_product=True)
 # What else the attention kernel can do, for the long run.
 VARIANTS: dict[str, Callable[[], Call]] = {
+    "attention_without_maximum": lambda: persistent(stable=False),
+    "attention_without_maximum_in_registers": lambda: persistent(
+        stable=False, q_in_registers=True, num_stages=3, **REGISTERS
+    ),
     "no_turns": lambda: attention(True, take_turns=False),
     "three_stages": lambda: attention(True, num_stages=3),
     "one_stage": lambda: attention(True, num_stages=1),
