@@ -160,8 +160,8 @@ class AttentionTunable(Tunable):
         import jax
 
         def of(implementation: str) -> Callable[..., Any]:
-            call = functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
-            return call  # whose fourth argument is a bias
+            # Its fourth argument is a bias, too.
+            return functools.partial(jax.nn.dot_product_attention, is_causal=w.causal, implementation=implementation)
 
         return {"jax.nn xla": of("xla"), "jax.nn cudnn": of("cudnn")}
 
