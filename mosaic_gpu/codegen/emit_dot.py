@@ -45,8 +45,8 @@ def emit_by_tiles(out: Any, e: Equation, d: Any) -> None:
                 out.write_place(o.dtype, p, f"__uint_as_float(to_tf32({value}))" if "tf32" in d.kind else value, place)
     if base + nbytes:
         out.met()
-    result, layout = e.results[0], d.result_layout()
-    there = layout is not None and out.layout(result) is not None and out.layout(result).same_map(layout)
+    result = e.results[0]
+    there = d.is_there(out.layout(result))
     texts = _tiles(out, e, d, base, start if there else ())
     if there:
         out.assign_elements(result, texts)
@@ -79,42 +79,46 @@ def _tiles(out: Any, e: Equation, d: Any, base: int, start: Sequence[Operand]) -
     m, n, k = d.padded
     rows, columns = d.warps
     row_tiles, column_tiles = m // 16 // rows, n // 8 // columns
-    name, kind = f"dot{e.results[0].id}", C_TYPES[d.acc]
-    count = 4 * row_tiles * column_tiles * d.batch
-    for i in range(0, count, 4):
-        first = [out.element(start[0], i + j) if start else "0" for j in range(4)]
-        out.line(f"{kind} " + ", ".join(f"{name}_{i + j} = {x}" for j, x in enumerate(first)) + ";")
+    name, dtype = f"dot{e.results[0].id}", e.results[0].dtype
+    tiles, half, wide = row_tiles * column_tiles * d.batch, d.acc == "float16", d.size == 8
+    per = 2 if half else 4  # registers of a tile's accumulators
+    for i in range(tiles):
+        first = [out.element(start[0], 4 * i + j) if start else "0" for j in range(4)]
+        if half:
+            first = [f"pack_f16x2({x}, {y})" if start else "0" for x, y in (first[:2], first[2:])]
+        names = ", ".join(f"{name}_{per * i + j} = {x}" for j, x in enumerate(first))
+        out.line(f"{'u32' if half else C_TYPES[d.acc]} {names};")
     second = 8 * columns  # from one tile of B to the next
-    left = _matrices(out, f"{name}_a", e.operands[0], d.left[2], d, 0, f"here(warp) % {rows} * 16", _A)
-    right = _matrices(
-        out,
-        f"{name}_b",
-        e.operands[1],
-        d.right[2],
-        d,
-        base,
-        f"here(warp) / {rows} % {columns} * 8 + lane / 16 * {second if column_tiles > 1 else 0}",
-        _B,
-    )
+    at_a, at_b = f"here(warp) % {rows} * 16", f"here(warp) / {rows} % {columns} * 8"
+    if wide:
+        left, right = _doubles(out, f"{name}_a", d, 0, at_a, 2), _doubles(out, f"{name}_b", d, base, at_b, 1)
+    else:
+        at_b += f" + lane / 16 * {second if column_tiles > 1 else 0}"
+        left = _matrices(out, f"{name}_a", e.operands[0], d.left[2], d, 0, at_a, _A)
+        right = _matrices(out, f"{name}_b", e.operands[1], d.right[2], d, base, at_b, _B)
+    word, of_a, of_b, together = (
+        ("double", 8, 4, 1) if wide else ("u32", 4, 2, 2)
+    )  # together: tiles of B loaded at once
     for b in range(d.batch):
-        with out.block(f"for (int k = 0; k < {k * d.size}; k += 32)"):
+        with out.block(f"for (int k = 0; k < {k * d.size}; k += {d.step * d.size})"):
             for i in range(row_tiles):
-                registers = [f"a{i}_{r}" for r in range(4)]
-                out.line(f"u32 {', '.join(registers)}; {left('x4', registers, b * m + i * 16 * rows)}")
-            for j in range(0, column_tiles, 2):
-                two = j + 1 < column_tiles
-                registers = [f"b{j}_{r}" for r in range(4 if two else 2)]
-                out.line(f"u32 {', '.join(registers)}; {right('x4' if two else 'x2', registers, b * n + j * second)}")
-                for t in range(2 if two else 1):
+                registers = [f"a{i}_{r}" for r in range(of_a)]
+                out.line(f"{word} {', '.join(registers)}; {left(registers, b * m + i * 16 * rows)}")
+            for j in range(0, column_tiles, together):
+                some = min(together, column_tiles - j)
+                registers = [f"b{j}_{r}" for r in range(of_b * some)]
+                out.line(f"{word} {', '.join(registers)}; {right(registers, b * n + j * second)}")
+                for t in range(some):
                     for i in range(row_tiles):
-                        first = 4 * (j + t + column_tiles * (i + row_tiles * b))
-                        accumulators = ", ".join(f"{name}_{first + r}" for r in range(4))
-                        a = ", ".join(f"a{i}_{r}" for r in range(4))
-                        out.line(f"mma_{d.kind}({accumulators}, {a}, b{j}_{2 * t}, b{j}_{2 * t + 1});")
-    texts = [f"{name}_{i}" for i in range(count)]
+                        first_of = per * (j + t + column_tiles * (i + row_tiles * b))
+                        accumulators = [f"{name}_{first_of + r}" for r in range(per)]
+                        operands = [f"a{i}_{r}" for r in range(of_a)] + registers[of_b * t : of_b * (t + 1)]
+                        out.line(f"{d.instruction}({', '.join(accumulators + operands)});")
+    texts = [f"{name}_{i}" for i in range(per * tiles)]
     if any(isinstance(o, View) for o in e.operands):
-        out.note_loads(texts[::4])
-    dtype = e.results[0].dtype
+        out.note_loads(texts[::per])
+    if half:
+        return [f"unpack_f16_{end}({t})" for t in texts for end in ("low", "high")]
     return texts if d.acc in (dtype, "float32") else [f"({c_type(dtype)}){t}" for t in texts]
 
 
@@ -124,29 +128,43 @@ _A = {"k": ("lane % 16", "lane / 16"), "mn": ("lane / 8 % 2 * 8", "lane % 8 + la
 _B = {"k": ("lane % 8", "lane / 8 % 2"), "mn": ("0", "lane % 8 + lane / 8 % 2 * 8")}
 
 
+def _doubles(out: Any, name: str, d: Any, base: int, first: str, halves: int) -> Callable[[Sequence[str], int], str]:
+    """As `_matrices`, of float64, which no ldmatrix spreads so: a lane has line lane / 4 (of two halves, that plus 8, too), and
+    of each four elements of K its own."""
+    pitch = d.pitch // d.size
+    place = f"(const double*)(shared + {out.scratch} + {base}) + ({first} + lane / 4) * {pitch} + lane % 4"
+    out.line(f"const double* {name} = {place};")
+
+    def loads(to: Sequence[str], at: int) -> str:
+        places = [(at + 8 * (i % halves)) * pitch + 4 * (i // halves) for i in range(len(to))]
+        return " ".join(f"{r} = {name}[{p} + k / {d.size}];" for r, p in zip(to, places, strict=True))
+
+    return loads
+
+
 def _matrices(
     out: Any, name: str, o: Operand, k_axis: int, d: Any, base: int, first: str, lanes: dict[str, tuple[str, str]]
-) -> Callable[[str, Sequence[str], int], str]:
-    """How tiles of an operand come into registers: (x2 or x4, registers, line) -> a call of ldmatrix in a loop over k, in bytes.
+) -> Callable[[Sequence[str], int], str]:
+    """How tiles of an operand come into registers: (2 or 4 registers, line) -> a call of ldmatrix in a loop over k, in bytes.
 
     base: of the operand in the scratch; first: the line at which this warp's tiles start.
     """
     if not isinstance(o, View):
         line, k = lanes["k"]
         out.line(f"const u32 {name} = smem + {out.scratch} + {base} + ({first} + {line}) * {d.pitch} + {k} * 16;")
-        return lambda many, to, at: f"ldmatrix_{many}({', '.join(to)}, {name} + {at * d.pitch} + k);"
+        return lambda to, at: f"ldmatrix_x{len(to)}({', '.join(to)}, {name} + {at * d.pitch} + k);"
     buffer = out.plan.buffers[o.ref.id]
     how = lines_of_product(o, buffer.layout, k_axis)
     line, k = lanes[str(how)]
     out.line(f"const int {name}_line = {first} + {line}, {name}_k = ({k}) * {16 // d.size if how == 'k' else 1};")
 
-    def call(many: str, to: Sequence[str], at: int) -> str:
+    def call(to: Sequence[str], at: int) -> str:
         coordinates = [out.affine(dim.start) for dim in o.dims]
         for axis, text in ((1 - k_axis, f"{name}_line + {at}"), (k_axis, f"{name}_k + k / {d.size}")):
             dim = o.kept[axis]
             coordinates[dim] = text if coordinates[dim] == "0" else f"{text} + {coordinates[dim]}"
         place = out.shared_offset(buffer.layout, buffer.offset, coordinates)
-        return f"ldmatrix_{many}{'_trans' if how == 'mn' else ''}({', '.join(to)}, smem + {place});"
+        return f"ldmatrix_x{len(to)}{'_trans' if how == 'mn' else ''}({', '.join(to)}, smem + {place});"
 
     return call
 

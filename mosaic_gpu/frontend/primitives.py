@@ -147,7 +147,10 @@ def spread(where: str, name: str, x: Any, ref: Any, dtype: str | None = None) ->
 
 def dot_of(a: Any, b: Any, dtype: str) -> Any:
     """`jax.lax.dot` that accumulates in a dtype, for ops."""
-    return jax.lax.dot(a, b, preferred_element_type=jax.numpy.dtype(dtype))
+    preset = jax.lax.DotAlgorithmPreset
+    in_half = preset.F16_F16_F16 if operand_type(a).dtype == "float16" else preset.ANY_F8_ANY_F8_ANY
+    precision = in_half if dtype == "float16" else None
+    return jax.lax.dot(a, b, precision=precision, preferred_element_type=jax.numpy.dtype(dtype))
 
 
 def axis_index_of(name: str) -> Any:

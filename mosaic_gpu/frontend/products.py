@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,32 +11,40 @@ import jax
 import numpy as np
 
 from ..errors import Line, UnsupportedCall
-from ..ops.dot import ACCURATE
+from ..ops.dot import ACCURATE, HALF, TOGETHER
+from ..ops.elementwise import FLOAT8, FLOATS, INTEGERS
 from ..program import Equation, Operand, Value
 from .primitives import dtype_name
 
 if TYPE_CHECKING:
     from .trace import Tracer
 
+TYPES = (*FLOATS, *FLOAT8, *INTEGERS)
 EXACT = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
 # Algorithms by the operand type that they are: the tensor core's own, accumulating in float32.
-OWN = {"float16": ("F16_F16_F32",), "bfloat16": ("BF16_BF16_F32",), "float32": ("TF32_TF32_F32",)}
+OWN = {
+    "float16": ("F16_F16_F32",),
+    "bfloat16": ("BF16_BF16_F32",),
+    "float32": ("TF32_TF32_F32",),
+    **dict.fromkeys(FLOAT8, ("ANY_F8_ANY_F8_F32",)),
+}
+# The same, accumulating in float16; of float8 in the type of the result.
+OWN_HALF = {"float16": ("F16_F16_F16",), **dict.fromkeys(FLOAT8, ("ANY_F8_ANY_F8_ANY",))}
 
-# Types that a product takes as they are, though they differ.
-TOGETHER = ({"int8", "uint8"}, {"float8_e4m3fn", "float8_e5m2"})
 
-
-def _precision(precision: Any, dtype: str, line: Line | None) -> str:
-    """'' for the tensor core's way with a type, 'exact' for float32 products of all bits."""
+def _precision(precision: Any, dtype: str, result: str, line: Line | None) -> str:
+    """'' for the tensor core's way with a type, 'exact' for float32 products of all bits, 'half' for sums in float16."""
     if precision is None:
         return ""
     if isinstance(precision, jax.lax.DotAlgorithmPreset):
         name = precision.name
         if name == "DEFAULT" or name in OWN.get(dtype, ()):
             return ""
+        if name in OWN_HALF.get(dtype, ()):
+            return HALF if dtype == "float16" or result == "float16" else ""
         if name in EXACT and dtype in ("float32", "float64"):
             return ACCURATE
-        known = [*OWN.get(dtype, ()), *(EXACT if dtype in ("float32", "float64") else ())]
+        known = [*OWN.get(dtype, ()), *OWN_HALF.get(dtype, ()), *(EXACT if dtype in ("float32", "float64") else ())]
         raise UnsupportedCall(
             f"dot_general(precision={name}) of {dtype} operands: there is no such product here; of {dtype} there are "
             f"{', '.join(known) or 'none'} and jax.lax.Precision",
@@ -58,20 +67,31 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     if x.dtype != y.dtype and {x.dtype, y.dtype} not in TOGETHER:
         common = dtype_name(jax.numpy.promote_types(np.dtype(e.invars[0].aval.dtype), np.dtype(e.invars[1].aval.dtype)))
         x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
-    precision = _precision(e.params.get("precision"), common, line)
+    if common not in TYPES:
+        raise UnsupportedCall(
+            f"dot_general of {common}: products here are of {', '.join(TYPES)}; types of 4 bits or 1 have no arrays in registers "
+            "for mma.sync to take. Convert with astype first (outside the kernel, where it has no such values)",
+            line,
+        )
+    precision = _precision(e.params.get("precision"), common, dtype, line)
     left, x = _grouped(tr, x, tuple(batch_x), tuple(contract_x), out, line)
     right, y = _grouped(tr, y, tuple(batch_y), tuple(contract_y), out, line)
     shape = [x.shape[left[0]]] * (left[0] >= 0)
     shape += [o.shape[axes[1]] for o, axes in ((x, left), (y, right)) if axes[1] >= 0]
-    if tuple(shape) == tuple(result.shape):
-        results = tr.define(e.outvars)
-        product = results[0]
-    else:
-        product = tr.fresh(shape, dtype)
-    params = (("dims", (left, right)), ("precision", precision))
-    out.append(Equation("dot_general", (x, y), (product,), params, (), line))
+    summed = "float32" if dtype in FLOAT8 else dtype  # there are no sums in float8
+    stages = [(tuple(shape), summed)]  # what becomes of the sums: shape, dtype
+    if summed != dtype:
+        stages.append((tuple(shape), dtype))
     if tuple(shape) != tuple(result.shape):
-        out.append(Equation("reshape", (product,), tr.define(e.outvars), (("new_sizes", result.shape),), (), line))
+        stages.append((tuple(result.shape), dtype))
+    made = [*(tr.fresh(s, t) for s, t in stages[:-1]), tr.define(e.outvars)[0]]
+    params = (("dims", (left, right)), ("precision", precision))
+    out.append(Equation("dot_general", (x, y), (made[0],), params, (), line))
+    for source, to in itertools.pairwise(made):
+        if source.dtype != to.dtype:
+            out.append(Equation("convert_element_type", (source,), (to,), (("new_dtype", to.dtype),), (), line))
+        else:
+            out.append(Equation("reshape", (source,), (to,), (("new_sizes", to.shape),), (), line))
 
 
 def _converted(tr: Tracer, x: Operand, dtype: str, out: list[Equation], line: Line | None) -> Operand:

@@ -1,9 +1,10 @@
 """Products of register arrays: `jnp.dot`, `@`, `lax.dot_general`.
 
 Operands in shared memory that ldmatrix can read are read where they lie; all others meet in the warpgroup's scratch, each line
-of K contiguous, filled up with zeros to whole tiles.  Every warp takes its tiles of the result: `mma.sync` m16n8 with 32 bytes
-of K at a time (PTX ISA 9.7.14.5) for 16-bit floats, tf32 and 8-bit integers, accumulating in float32 or int32; for all other
-types one fma after the other.  The planner makes wgmma or tcgen05 of a product whose shape and operands they take
+of K contiguous, filled up with zeros to whole tiles.  Every warp takes its tiles of the result: `mma.sync` m16n8 (PTX ISA
+9.7.14.5), 32 bytes of K at a time for 16-bit floats, tf32, float8 and 8-bit integers, accumulating in float32 or int32 (float16
+and float8 also in float16, where that is asked for), 128 bytes (k16) for float64; for all other types one fma after the other.
+The planner makes wgmma or tcgen05 of a product whose shape and operands they take
 (`plan/products.py`); then none of this runs.
 """
 
@@ -21,38 +22,64 @@ from ..errors import UnsupportedCall
 from ..layouts.registers import Digit, RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import Equation, View
-from .elementwise import FLOATS, INTEGERS, numpy_dtype
+from .elementwise import FLOAT8, FLOATS, INTEGERS, numpy_dtype
 from .registry import WARPGROUP, gives, like, op
 
 dot_general = op(
     "dot_general",
     pure=True,
     whole=True,
-    dtypes=(*FLOATS, *INTEGERS),
+    dtypes=(*FLOATS, *FLOAT8, *INTEGERS),
     instead="a product takes a whole warpgroup; do it outside of warp_map",
 )
-TILES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8", "uint8": "u8"}
-MMA_TYPES = ("float16", "bfloat16", "int8", "uint8")
-ACCURATE = "exact"  # parameter `precision`: float32 products of all 24 bits
+TILES = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "tf32",
+    "float64": "f64",
+    **FLOAT8,
+    "int8": "s8",
+    "uint8": "u8",
+}
+# Operand types of `mma` and what each may accumulate in, the usual one first.
+MMA_TYPES = {
+    "float16": ("float32", "float16"),
+    "bfloat16": ("float32",),
+    "float64": ("float64",),
+    "float8_e4m3fn": ("float32", "float16"),
+    "float8_e5m2": ("float32", "float16"),
+    "int8": ("int32",),
+    "uint8": ("int32",),
+}
+TOGETHER = (
+    {"int8", "uint8"},
+    {"float8_e4m3fn", "float8_e5m2"},
+)  # types that a product takes as they are, though they differ
+# Parameter `precision`: float32 products of all 24 bits; sums in float16.
+ACCURATE, HALF = "exact", "half"
 
 
 @gives(like)
 def mma(acc: Any, a: Any, b: Any, /) -> Any:
-    """acc + a @ b of register arrays, at once: (m, n) float32 or int32, (m, k) and (k, n) of float16, bfloat16, int8 or uint8.
+    """acc + a @ b of register arrays, at once: (m, n) + (m, k) x (k, n).
 
-    `mma.sync` (PTX ISA 9.7.14.5); it is `acc + jnp.dot(a, b, preferred_element_type=acc.dtype)` and lowers as that does.
-    Raises TypeError for other shapes or types.
+    a, b: both float16, bfloat16 or float64, int8 or uint8 of either kind, float8_e4m3fn or float8_e5m2 of either kind.  acc:
+    float32 (int32 of integers, float64 of float64); float16 and float8 are added in float16 where acc is that.  `mma.sync` (PTX
+    ISA 9.7.14.5), which the GPU has not for float8: ptxas converts to float16, and the report says so.  It is
+    `acc + jnp.dot(a, b, preferred_element_type=acc.dtype)` and lowers as that does (to add in float16, with `precision=`
+    `DotAlgorithmPreset.F16_F16_F16`, of float8 `ANY_F8_ANY_F8_ANY`).  Raises TypeError for other shapes or types.
     """
     from ..frontend.primitives import dot_of, operand_type
 
     (m, n), x, y = (operand_type(acc).shape + (0, 0))[:2], operand_type(a), operand_type(b)
-    wanted = "int32" if x.dtype in MMA_TYPES[2:] else "float32"
-    kinds = x.dtype in MMA_TYPES and (x.dtype == y.dtype or {x.dtype, y.dtype} == set(MMA_TYPES[2:]))
+    wanted = operand_type(acc).dtype
+    kinds = wanted in MMA_TYPES.get(x.dtype, ()) and (x.dtype == y.dtype or {x.dtype, y.dtype} in TOGETHER)
     fits = len(x.shape) == 2 and (x.shape[0], n) == (m, y.shape[-1] if y.shape else 0) and y.shape == (x.shape[1], n)
-    if not kinds or not fits or operand_type(acc).dtype != wanted:
+    if not kinds or not fits:
         types = ", ".join(f"{t.dtype}{list(t.shape)}" for t in map(operand_type, (acc, a, b)))
         raise TypeError(
-            f"mma: acc (m, n) of float32 (int32 for integers), a (m, k), b (k, n) of {', '.join(MMA_TYPES)}; not {types}"
+            f"mma: acc (m, n) of float32 (int32 for integers, float64 for float64; of float16 and float8 also float16), "
+            f"a (m, k), b (k, n) of {', '.join(MMA_TYPES)}; not {types}"
         )
     return acc + dot_of(a, b, wanted)
 
@@ -78,13 +105,23 @@ class Dot:
     @property
     def padded(self) -> tuple[int, int, int]:
         """Extents (m, n, k) in whole tiles."""
-        step = 32 // self.size
-        return -(-self.m // 16) * 16, -(-self.n // 8) * 8, -(-self.k // step) * step
+        return -(-self.m // 16) * 16, -(-self.n // 8) * 8, -(-self.k // self.step) * self.step
+
+    @property
+    def step(self) -> int:
+        """Elements of K that an instruction takes."""
+        return 16 if self.size == 8 else 32 // self.size
+
+    @property
+    def instruction(self) -> str:
+        """As the prelude names it."""
+        return f"mma_{self.kind}{'_half' if self.acc == 'float16' else ''}"
 
     @property
     def pitch(self) -> int:
-        """Bytes from one line of K to the next: an odd number of 16, so that eight lines lie in different banks."""
-        return self.padded[2] * self.size + 16
+        """Bytes from one line of K to the next: an odd number of 16, so that eight lines lie in different banks; of float64,
+        where half a warp loads 32 bytes of each of four lines at once, of 32."""
+        return self.padded[2] * self.size + (32 if self.size == 8 else 16)
 
     @property
     def whole(self) -> bool:
@@ -117,6 +154,12 @@ class Dot:
         layout = self.layout()
         return layout if self.left[0] >= 0 else dataclasses.replace(layout.reduce(0), name="MMA")
 
+    def is_there(self, layout: RegisterLayout | None) -> bool:
+        """Whether the accumulators are the result in that layout; then they begin with what the sum starts from, else that is
+        added once the result has been brought there."""
+        own = self.result_layout()
+        return own is not None and layout is not None and layout.same_map(own)
+
     def operand_bytes(self, e: Equation) -> tuple[int, int]:
         """Of each operand in the scratch, in lines of K; 0 of what is read where it lies."""
         m, n, _ = self.padded
@@ -131,7 +174,7 @@ def dot_of(e: Equation) -> Dot:
     """What a dot_general is.
 
     Operands: x, y (arrays, or views of shared memory that ldmatrix reads), and what the sum starts from, if it is not 0 (of the
-    result's type, which is then that of the sum); params: dims (left and right as in `Dot`), precision ('' or 'exact').
+    result's type, which is then that of the sum); params: dims (left and right as in `Dot`), precision ('', 'exact' or 'half').
     """
     x, y = e.operands[:2]
     left, right = e.param("dims")
@@ -142,12 +185,14 @@ def dot_of(e: Equation) -> Dot:
     on_tiles = x.dtype in TILES and not (x.dtype == "float32" and e.param("precision") == ACCURATE)
     kind = f"{TILES[x.dtype]}_{TILES[y.dtype]}" if on_tiles else ""
     out = e.results[0].dtype
-    if out in FLOATS:
+    if e.param("precision") == HALF:
+        acc = "float16"
+    elif out in FLOATS:
         acc = "float64" if out == "float64" else "float32"
     else:
         acc = out if itemsize(out) == 8 else "int32"
-    if acc != ("int32" if x.dtype in INTEGERS else "float32"):
-        kind = ""  # which is what the tensor core accumulates in
+    if x.dtype in TILES and acc not in MMA_TYPES.get(x.dtype, ("float32",)):
+        kind = ""
     size = itemsize(x.dtype)
     batch, m, k = (extent(x, a) for a in left)
     return Dot(batch, m, extent(y, right[1]), k, left, right, kind, acc, size)
@@ -174,14 +219,14 @@ def _(solver: Any, e: Equation) -> None:
 
 @dot_general.plan(scopes=(WARPGROUP,))
 def _(ctx: Any, e: Equation) -> Dot:
-    x = e.operands[0]
-    if x.dtype not in (*FLOATS, *INTEGERS):
+    x, d = e.operands[0], dot_of(e)
+    if x.dtype not in (*FLOATS, *INTEGERS) and not d.kind:
         raise UnsupportedCall(
-            f"dot_general of {x.dtype} in registers; convert with astype first, or multiply what lies in shared memory, tiled "
-            "and swizzled, m a multiple of 64, n of 8 up to 256, k of 32 (on sm_90a contiguous along K)",
+            f"dot_general of {x.dtype} to {e.results[0].dtype}: its sums are in float32 or float16; ask for one of these "
+            "(preferred_element_type) and convert that, or convert the operands with astype first",
             e.line,
         )
-    return dot_of(e)
+    return d
 
 
 @dot_general.scratch
@@ -191,8 +236,7 @@ def _(layouts: Mapping[int, RegisterLayout], e: Equation) -> int:
     if not d.kind:
         nbytes = [math.prod(o.shape) * itemsize(o.dtype) for o in (x, y)]
         return -(-nbytes[0] // 16) * 16 + nbytes[1]
-    own, have = d.result_layout(), layouts.get(result.id)
-    there = own is not None and have is not None and have.same_map(own)
+    there = d.is_there(layouts.get(result.id))
     return max(sum(d.operand_bytes(e)), 0 if there else math.prod(result.shape) * itemsize(result.dtype))
 
 
@@ -217,7 +261,8 @@ def cut_to_tf32(x: np.ndarray) -> np.ndarray:
 
 @dot_general.simulate
 def _(sim: Any, step: Any) -> None:
-    from ..simulator.tensor_core import matmul
+    from ..simulator.contraction import sum_of_products
+    from ..simulator.tensor_core import matmul, multiply_add
 
     e, d = step.equation, step.data
     result = e.results[0]
@@ -227,12 +272,22 @@ def _(sim: Any, step: Any) -> None:
         x = np.transpose(x, [a for a in axes if a >= 0]).reshape(d.batch, middle, d.k)
         if d.kind.startswith("tf32"):
             x = cut_to_tf32(x) if isinstance(o, View) else to_tf32(x)
-        wide = np.int64 if x.dtype.kind in "iu" else np.float32 if x.dtype.itemsize == 2 else x.dtype
+        wide = np.int64 if x.dtype.kind in "iu" else np.float32 if x.dtype.itemsize <= 2 else x.dtype
         operands.append(x.astype(wide))
+    start = None
+    if e.operands[2:]:
+        start = np.broadcast_to(sim.read(e.operands[2]), result.shape).reshape(d.batch, d.m, d.n)
+    starts: list[Any] = [None] * d.batch
+    if start is not None and d.kind and d.acc in ("float16", "float64") and d.is_there(sim.role.layouts.get(result.id)):
+        starts, start = list(start), None  # it is rounded with the sum
     with np.errstate(all="ignore"):
-        if d.acc == "float32" or d.kind:
+        if d.kind and d.acc == "float16":
+            found = np.stack([multiply_add(c, a, b, d.step, d.acc) for c, a, b in zip(starts, *operands, strict=True)])
+        elif d.kind and d.acc == "float64":
+            found = np.stack([sum_of_products(c, a, b) for c, a, b in zip(starts, *operands, strict=True)])
+        elif d.acc == "float32" or d.kind:
             found = np.stack([matmul(a, b.T) for a, b in zip(*operands, strict=True)])
         else:
             found = np.matmul(operands[0], operands[1].transpose(0, 2, 1))
         total = found.reshape(result.shape).astype(numpy_dtype(result.dtype))
-        sim.write(result, total + sim.read(e.operands[2]) if e.operands[2:] else total)
+        sim.write(result, total if start is None else total + start.reshape(result.shape))

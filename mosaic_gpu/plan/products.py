@@ -141,7 +141,7 @@ class _Rewriter:
     def in_place(self, e: Equation, loaded: dict[int, View]) -> list[Equation] | None:
         """A product on mma.sync whose operands ldmatrix reads where they lie, if it can."""
         d = dot_of(e)
-        if not d.kind or not d.whole or d.left[0] >= 0 or -1 in (*d.left[1:], *d.right[1:]):
+        if not d.kind or d.size == 8 or not d.whole or d.left[0] >= 0 or -1 in (*d.left[1:], *d.right[1:]):
             return None
         operands = list(e.operands)
         for i, k_axis in ((0, d.left[2]), (1, d.right[2])):

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import Line, MosaicGpuError, ResourceExceeded
+from ..errors import Line, MosaicGpuError
 from ..layouts.operands import SharedOperand, shared_operand
 from ..layouts.shared import itemsize, shared_layout
 from ..layouts.tmem import default_layout, tmem_layout
@@ -186,10 +186,6 @@ class RoleProducts:
             f"{p.columns * self.slots} columns of tensor memory for a product of {p.a.dtype} ({self.slots} warpgroup(s) of "
             f"{p.columns} each), but {self.pool.columns + self.columns * self.slots} of {TMEM_COLUMNS} are left to it"
         )
-        if p.a.dtype.startswith("float8"):
-            raise ResourceExceeded(
-                f"{why}, and float8 has no other instruction; multiply fewer columns at a time", line
-            )
         self.pool.notes.append(f"{line}: on mma.sync, as it would need {why}")
         return False
 

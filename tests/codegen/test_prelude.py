@@ -206,6 +206,10 @@ CALLS: dict[str, list[str]] = {
 }
 CALLS["launch_control"] = ["try_cluster_cancel(u[0], u[1])", "try_cluster_cancel_all(u[0], u[1])"]
 CALLS["launch_control"] += ["u[2] = query_cluster_cancel(u[3], i)"]
+_FLOAT8 = [f"{a}_{b}" for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")]
+CALLS["mma"] += [f"mma_{k}(f[0], f[1], f[2], f[3], u[0], u[1], u[2], u[3], u[4], u[5])" for k in _FLOAT8]
+CALLS["mma"] += [f"mma_{k}_half(u[6], u[7], u[0], u[1], u[2], u[3], u[4], u[5])" for k in ("f16_f16", *_FLOAT8)]
+CALLS["mma"].append(f"mma_f64_f64({', '.join(f'wide_float[{i}]' for i in range(16))})")
 HOPPER, BLACKWELL = ("sm_90a",), ("sm_100a", "sm_103a")
 ARCHES = {"wgmma": HOPPER, "tcgen05": BLACKWELL, "pairs": BLACKWELL, "launch_control": BLACKWELL}
 
@@ -218,12 +222,14 @@ def kernel(piece: str, calls: list[str], group: int = 1) -> str:
 constexpr int GROUP = {group};
 extern "C" __global__ void __launch_bounds__(384, 1) k(const __grid_constant__ TensorMap map, u32* out, u64 wide) {{
   __shared__ __align__(128) unsigned char memory[256];
-  u32 u[8]; float f[4]; u16 h[2]; int i[4];
+  u32 u[8]; double wide_float[16]; float f[4]; u16 h[2]; int i[4];
   for (int j = 0; j < 8; j++) u[j] = out[j];
+  for (int j = 0; j < 16; j++) wide_float[j] = (double)out[j];
   for (int j = 0; j < 4; j++) {{ f[j] = __uint_as_float(out[j + 8]); i[j] = out[j + 12]; h[j / 2] = (u16)out[j + 16]; }}
 {body}
   u32 sum = memory[0];
   for (int j = 0; j < 8; j++) sum += u[j];
+  for (int j = 0; j < 16; j++) sum += (u32)wide_float[j];
   for (int j = 0; j < 4; j++) sum += __float_as_uint(f[j]) + i[j] + h[j / 2];
   out[threadIdx.x] = sum;
 }}"""

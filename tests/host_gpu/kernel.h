@@ -149,6 +149,13 @@ struct Bf16 { typedef u16 stored; static float of(u16 x) { return from_bf16(x); 
 struct Tf32 { typedef u32 stored; static float of(u32 x) { return bits<float>(x & 0xffffe000u); } };
 struct S8 { typedef u8 stored; static int of(u8 x) { return (signed char)x; } };
 struct U8 { typedef u8 stored; static int of(u8 x) { return x; } };
+struct E5m2 { typedef u8 stored; static float of(u8 x) { return from_f16((u16)(x << 8)); } };
+struct E4m3 {
+  typedef u8 stored;
+  static float of(u8 x) {  // its 7 exponent and mantissa bits as those of a float16, whose bias is 8 more
+    return (x & 0x7f) == 0x7f ? NAN : from_f16((u16)((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.f;
+  }
+};
 template <class A, class B, class T>
 void mma(T& d0, T& d1, T& d2, T& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   auto& all = tiles[threadIdx.x / 32];
@@ -177,3 +184,36 @@ MMA(mma_s8_s8, S8, S8, int)
 MMA(mma_s8_u8, S8, U8, int)
 MMA(mma_u8_s8, U8, S8, int)
 MMA(mma_u8_u8, U8, U8, int)
+// Sums in float16: rounded after each instruction.
+#define MMA_HALF(name, A, B)                                                                       \
+  DI void name##_half(u32& d0, u32& d1, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {          \
+    float d[4] = {0, 0, 0, 0};                                                                     \
+    mma<A, B>(d[0], d[1], d[2], d[3], a0, a1, a2, a3, b0, b1);                                     \
+    d0 = pack_f16x2(unpack_f16_low(d0) + d[0], unpack_f16_high(d0) + d[1]);                        \
+    d1 = pack_f16x2(unpack_f16_low(d1) + d[2], unpack_f16_high(d1) + d[3]);                        \
+  }
+MMA_HALF(mma_f16_f16, F16, F16)
+#define MMA_FLOAT8(name, A, B) \
+  MMA(name, A, B, float)       \
+  MMA_HALF(name, A, B)
+MMA_FLOAT8(mma_e4m3_e4m3, E4m3, E4m3)
+MMA_FLOAT8(mma_e4m3_e5m2, E4m3, E5m2)
+MMA_FLOAT8(mma_e5m2_e4m3, E5m2, E4m3)
+MMA_FLOAT8(mma_e5m2_e5m2, E5m2, E5m2)
+
+// m16n8k16: of each four elements of K a lane of a group has one; A by rows (the second 8 lines in odd registers), B by columns.
+static double wide_tiles[32][32][12];
+DI void mma_f64_f64(double& d0, double& d1, double& d2, double& d3, double a0, double a1, double a2, double a3, double a4, double a5,
+                    double a6, double a7, double b0, double b1, double b2, double b3) {
+  auto& all = wide_tiles[threadIdx.x / 32];
+  double own[12] = {a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3};
+  memcpy(all[own_lane()], own, sizeof own);
+  __syncwarp();
+  double* d[4] = {&d0, &d1, &d2, &d3};
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 16; k++) {
+      int row = own_lane() / 4, column = own_lane() % 4 * 2 + i % 2;
+      *d[i] = __builtin_fma(all[row * 4 + k % 4][k / 4 * 2 + i / 2], all[column * 4 + k % 4][8 + k / 4], *d[i]);
+    }
+  __syncwarp();
+}

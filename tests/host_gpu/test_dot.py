@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -116,7 +118,7 @@ def test_compiles(dtype, arch, compiled, mnemonics):
         right(simulate(plan, arrays)[0], f, *arrays, tf32=dtype == "float32")
         assert compiled(plan).complaints() == []
         expected = {"int8": {"IMMA"}, "int32": set()}.get(dtype, {"HMMA"})
-        assert mnemonics(plan) & {"HMMA", "IMMA"} == expected
+        assert mnemonics(plan) & {"HMMA", "IMMA", "DMMA"} == expected
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,59 @@ def test_preferred_types(dtype, out, agree):
     (found,) = agree(plan_of(f, *arrays), arrays, ulps=4, atol=1e-5)
     assert found.dtype == out
     right(found, f, *arrays)
+
+
+PRESET = lax.DotAlgorithmPreset
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "precision"),
+    [
+        ("float8_e4m3fn", "float8_e5m2", F32, None),
+        ("float8_e5m2", "float8_e4m3fn", F32, PRESET.ANY_F8_ANY_F8_F32),
+        ("float8_e5m2", "float8_e5m2", jnp.float16, PRESET.ANY_F8_ANY_F8_ANY),
+        ("float16", "float16", jnp.float16, PRESET.F16_F16_F16),
+        ("float16", "float16", F32, PRESET.F16_F16_F16),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_float8_and_float16_sums(a, b, out, precision, whole, agree):
+    """The emitted C++ and the simulator, from whole numbers: what differs is where float16 is rounded."""
+    rng = np.random.default_rng(7)
+    rows, columns = (16, 8) if whole else (24, 12)  # of parts of tiles, what sums start from is added in the end
+    arrays = [rng.integers(-7, 8, s).astype(dtype_of(t)) for s, t in (((rows, 80), a), ((80, columns), b))]
+    f = dot(*PLAIN, out=out, precision=precision)
+    (found,) = agree(plan_of(f, *arrays), arrays)
+    assert found.dtype == out
+    exact = arrays[0].astype(np.float64) @ arrays[1].astype(np.float64)
+    assert np.abs(exact).max() < 2048  # so float16 has them all
+    np.testing.assert_array_equal(
+        found.astype(np.float64), exact.astype(np.float32).astype(found.dtype).astype(np.float64)
+    )
+    start = rng.integers(1000, 4000, exact.shape).astype(found.dtype)
+    if out == jnp.float16 and precision is not None:  # of which it has not: odd ones above 2048
+        (found,) = agree(plan_of(lambda x, y, c: c + f(x, y), *arrays, start), [*arrays, start])
+        assert (found.astype(np.float64) != start.astype(np.float64) + exact).any()
+
+
+def test_float64_is_a_chain_of_fmas(agree, mnemonics):
+    """To the last bit, from numbers that cancel; on the tensor cores."""
+    rng = np.random.default_rng(8)
+    with jax.enable_x64(True):
+        arrays = [rng.standard_normal(s) * np.exp2(rng.integers(-20, 20, s)) for s in ((32, 24), (24, 24), (32, 24))]
+        plan = plan_of(lambda x, y, c: c + x @ y, *arrays)
+        (found,) = agree(plan, arrays)
+        assert mnemonics(plan) & {"DMMA", "DFMA"} == {"DMMA"}
+    expected = [
+        [functools.reduce(fma, zip(x, y, strict=True), c) for y, c in zip(arrays[1].T, row, strict=True)]
+        for x, row in zip(arrays[0], arrays[2], strict=True)
+    ]
+    np.testing.assert_array_equal(found, expected)
+
+
+def fma(c: float, terms: tuple[float, float]) -> float:
+    """Rounded once, by fractions."""
+    return float(Fraction(c) + Fraction(terms[0]) * Fraction(terms[1]))
 
 
 def test_signs_mix(agree):

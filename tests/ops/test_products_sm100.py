@@ -14,7 +14,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.codegen import sass
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.codegen.nvrtc import compile_cuda
-from mosaic_gpu.errors import Deadlock, MosaicGpuError, Race, ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import Deadlock, MosaicGpuError, Race
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
 from tests.ops.test_products import BF16, F32, close, operations, plan_of, product, random, smem, without
@@ -22,6 +22,7 @@ from tests.ops.test_products import BF16, F32, close, operations, plan_of, produ
 ARCHS = ("sm_100a", "sm_103a")
 ROWS = (((1,), (1,)), ((), ()))  # both operands contiguous along K
 F8, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+PRESET = lax.DotAlgorithmPreset
 
 
 def shape(*n: int, dtype: Any = BF16) -> jax.ShapeDtypeStruct:
@@ -348,19 +349,49 @@ def test_without_room_it_stays_with_mma_sync(line_of):
     close(simulate(plan, [a, b])[0], a, b.T)
 
 
-def test_float8_has_no_other_way(assert_at):
-    body, plan_of_it = beside(392, F8)
-    with pytest.raises(ResourceExceeded, match=r"128 columns.*120 of 512.*float8 has no other instruction") as error:
-        plan_of_it()
-    assert_at(error.value, body, "product")
-    with pytest.raises(UnsupportedCall, match="float8_e4m3fn"):
-        plan_of(
-            lambda a, b: lax.dot_general(a[:32], b[...], ROWS, preferred_element_type=F32),
-            random(F8, 64, 128),
-            random(F8, 64, 128),
-            "sm_100a",
-            out=shape(32, 64, dtype=F32),
-        )
+def test_float8_elsewhere_is_emulated(compiled):
+    """Without room, or of few rows, float8 goes to mma.sync like other types, and the report says what that is."""
+    _, plan_of_it = beside(392, F8)
+    few = plan_of(
+        lambda a, b: lax.dot_general(a[:32], b[...], ROWS, preferred_element_type=F32),
+        random(F8, 64, 128),
+        random(F8, 64, 128),
+        "sm_100a",
+        out=shape(32, 64, dtype=F32),
+    )
+    for plan, rows, noted in ((plan_of_it(), (128, 128), True), (few, (64, 64), False)):
+        assert not on_tcgen05(plan) and any("128 columns" in n for n in plan.notes) == noted
+        assert any("is emulated on sm_100a" in s for s in compiled(plan).complaints())
+        a, b = (random(F8, n, 128, seed=i) for i, n in enumerate(rows))
+        found = simulate(plan, [a, b])[0]
+        close(found, a[: len(found)], b.T)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize(("dtype", "precision"), [(jnp.float16, PRESET.F16_F16_F16), (F8, PRESET.ANY_F8_ANY_F8_ANY)])
+def test_float16_sums(arch, dtype, precision, compiled):
+    """Whole tensor core products, too, add in float16 if they are told to."""
+    a, b = random(dtype, 128, 128), random(dtype, 64, 128, seed=1)
+    plan = plan_of(
+        lambda a, b: lax.dot_general(a[...], b[...], ROWS, precision=precision, preferred_element_type=jnp.float16),
+        a,
+        b,
+        arch,
+        out=shape(128, 64, dtype=jnp.float16),
+    )
+
+    def steps(block: Any) -> Any:
+        for s in block.steps:
+            yield s.equation
+            for r in s.regions:
+                yield from steps(r)
+
+    products = [e for r in plan.roles for e in steps(r.body) if e.op in ("wgmma", "tcgen05_mma")]
+    assert products and {e.operands[0].dtype for e in products} == {"float16"}
+    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64).T
+    size = np.abs(np.asarray(a, np.float64)) @ np.abs(np.asarray(b, np.float64)).T
+    assert np.all(np.abs(np.float64(simulate(plan, [a, b])[0]) - exact) <= 2**-9 * size)
+    assert compiled(plan).complaints() == []
 
 
 def test_kernels_of_pairs_keep_mma_sync():

@@ -484,10 +484,17 @@ def _dot(precision: Any) -> Callable[..., Any]:
 
 B64 = x(64, 64, dtype=jnp.bfloat16)
 case(
-    "a product of float8 in registers",
-    lambda a, c: c.__setitem__(..., jnp.dot(a[...], a[...])),
+    "a product of float8 in float64",
+    lambda a, b, c: c.__setitem__(..., lax.dot(a[...], a[...], preferred_element_type=np.float64)),
     x(64, 64, dtype=jnp.float8_e5m2),
-    out=o(64, 64, dtype=jnp.float8_e5m2),
+    x(64, 64, dtype=np.float64),
+    out=o(64, 64, dtype=np.float64),
+)
+case(
+    "a product of 4 bits",
+    lambda a, c: c.__setitem__(..., jnp.dot(a[...], a[...], preferred_element_type=jnp.int32)),
+    x(64, 64, dtype=jnp.int4),
+    out=o(64, 64, dtype=jnp.int32),
 )
 case("an algorithm that no type here has", _dot(lax.DotAlgorithmPreset.F16_F16_F16), B64, out=o(64, 64, dtype=BF))
 ALGORITHM = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, F)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import mosaic_gpu as plgpu
 
@@ -42,13 +41,6 @@ case(
     "tcgen05 of half a step of K",
     tcgen05(a=lambda s: s.at[:, ds(0, 8)], b=lambda u: u.at[ds(0, 8)]),
     scratch=[tmem(64), mma(128, 64), mma(64, 64)],
-    **NEW,
-)
-case(
-    "a product of float8 without columns",
-    lambda c, t, s, u: c.__setitem__(..., lax.dot_general(s[...], u[...], ROWS, preferred_element_type=F)),
-    out=o(128, 64),
-    scratch=[tmem(480), mma(128, 128, dtype=jnp.float8_e4m3fn), mma(64, 128, dtype=jnp.float8_e5m2)],
     **NEW,
 )
 PACKED = plgpu.TMEM((128, 64), BF, packed=True)

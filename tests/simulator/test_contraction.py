@@ -17,7 +17,7 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Block, Plan, Step
 from mosaic_gpu.simulator import simulate
-from mosaic_gpu.simulator.contraction import fma
+from mosaic_gpu.simulator.contraction import fma, fma64, sum_of_products
 
 X = np.full(128, -1e30, np.float32)
 F = np.float32(0.1275174)
@@ -165,3 +165,31 @@ def test_one_rounding() -> None:
     assert fma(a, b, c)[number].tobytes() == expected[number].tobytes()
     one = [fma(*v) for v in zip(a[990:1010], b[990:1010], c[990:1010], strict=True)]
     assert np.array(one).tobytes() == expected[990:1010].tobytes()
+
+
+def test_fma_of_float64():
+    """As the C library's fma: random numbers, products that cancel to the last bits, the middle between two, and no numbers."""
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 6, 500))
+    c = -a * b * (1 + rng.integers(-2, 3, a.shape) * 2.0**-52)
+    c[1] = rng.standard_normal(500) * np.exp2(rng.integers(-120, 120, 500))
+    a[2], b[2], c[2] = 1 + 2.0**-30, 2.0**-53 * (1 - 2.0**-30), 1 + 2.0**-52 * rng.integers(0, 4, 500)
+    c[3], a[3] = 2.0**53, 1 + rng.integers(-2, 3, 500) * 2.0**-52
+    c[4] = 0
+    a[5], b[5], c[5] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], (3, 500))
+    name = ctypes.util.find_library("m")
+    if name is None:
+        pytest.skip("no C library to ask")
+    library = ctypes.CDLL(name).fma
+    library.restype, library.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+    with np.errstate(all="ignore"):
+        expected = np.vectorize(library, otypes=[np.float64])(a, b, c)
+    np.testing.assert_array_equal(fma64(a, b, c), expected)
+    with np.errstate(all="ignore"):
+        assert (expected[:5] != (a * b + c)[:5]).any(axis=1).sum() >= 3  # rounding twice would not do
+
+    x, y, start = rng.standard_normal((3, 7)), rng.standard_normal((2, 7)), rng.standard_normal((3, 2))
+    total = start
+    for k in range(7):
+        total = np.vectorize(library, otypes=[np.float64])(x[:, k, None], y[None, :, k], total)
+    np.testing.assert_array_equal(sum_of_products(start, x, y), total)
