@@ -67,6 +67,11 @@ class InFlightError(MosaicGpuError, ValueError):
     """A register tile is touched while an asynchronous MMA owns it, and no reordering can avoid that."""
 
 
+class BarrierNeverCompletes(MosaicGpuError, ValueError):
+    """A wait on a barrier on which the whole kernel arrives too seldom for a single phase; the message names every line that
+    arrives.  What only a run tells is a `Deadlock` of the simulator."""
+
+
 class Race(MosaicGpuError, RuntimeError):
     """The simulator saw two accesses that nothing orders.
 

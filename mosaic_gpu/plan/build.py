@@ -19,6 +19,7 @@ from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
 from ..program import Equation, Program, Value, View, refs_of, walk
 from . import in_flight, roles
+from .arrivals import check_arrivals
 from .contraction import Fma, fmas
 from .model import Block, Plan, Role, RuntimeDim, Step, TensorMapPlan
 from .peers import accesses, check_peer, filled_by_peers, met_by_peers, reaches_peers
@@ -256,7 +257,7 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     check_budgets(budgets, program.num_threads)
     for role, (_, equations), (_, _, budget) in zip(planned, resolved, budgets, strict=True):
         check_registers(role.name, equations, role.layouts, *registers_for(budget, budgets, program.num_threads))
-    return Plan(
+    plan = Plan(
         program,
         generation,
         arch,
@@ -276,6 +277,8 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
         early,
         tuple(ctx.multicast),
     )
+    check_arrivals(plan)
+    return plan
 
 
 def refuse_types(e: Equation) -> None:

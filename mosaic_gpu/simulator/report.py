@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Deadlock, Line
+from ..plan.arrivals import ARRIVING
 from ..plan.model import Plan, Role, Step
 from .scheduler import Blocked, Task
 
@@ -13,15 +14,10 @@ if TYPE_CHECKING:
     from .thread import Thread
 
 SHOWN = 4  # lines with an arrival, for one barrier
-ARRIVALS: dict[str, Callable[[Step], int | tuple[int, ...]]] = {
-    "barrier_arrive": lambda s: s.data.array,
-    "copy_gmem_to_smem": lambda s: s.data[1].array,
-    "try_cluster_cancel": lambda s: s.data[1].array,
-    "tcgen05_commit_arrive": lambda s: s.data.barrier.array,
-    "tcgen05_mma": lambda s: s.data.commit.barrier.array if s.data.commit is not None else -1,
-    "named_barrier_arrive": lambda s: s.data.array,
-    "named_barrier_sync": lambda s: s.data.array,
-    "semaphore_signal": lambda s: tuple(use.array for use in s.data),
+OTHERS: dict[str, Callable[[Step], tuple[Any, ...]]] = {  # besides those on mbarriers
+    "named_barrier_arrive": lambda s: (s.data,),
+    "named_barrier_sync": lambda s: (s.data,),
+    "semaphore_signal": lambda s: tuple(s.data),
 }
 
 
@@ -82,8 +78,8 @@ def arrivals(plan: Plan, barrier: int) -> list[tuple[Role, Line | None, str]]:
     def visit(role: Role, steps: tuple[Step, ...]) -> Iterator[tuple[Role, Line | None, str]]:
         for s in steps:
             op = s.equation.op
-            arrays = ARRIVALS[op](s) if op in ARRIVALS else ()
-            if barrier in (arrays if isinstance(arrays, tuple) else (arrays,)):
+            uses = OTHERS[op](s) if op in OTHERS else (ARRIVING[op](s),) if op in ARRIVING else ()
+            if any(use is not None and use.array == barrier for use in uses):
                 yield role, s.equation.line, op
             if op == "warp_map":
                 for r in s.data:

@@ -501,6 +501,23 @@ ALGORITHM = lax.DotAlgorithm(jnp.bfloat16, jnp.bfloat16, F)
 case("an algorithm without a name", _dot(ALGORITHM), B64, out=o(64, 64, dtype=BF))
 
 
+# ---- barriers that never complete --------------------------------------------------------------------------------------------
+def _arrives(times: int) -> Callable[..., Any]:
+    """Waits after so many arrivals in branches that depend on the data."""
+
+    def body(a: Any, c: Any, barrier: Any) -> None:
+        for i in range(times):
+            plgpu.when(a[i] > 0)(lambda: plgpu.barrier_arrive(barrier.at[0]))
+        plgpu.barrier_wait(barrier.at[0])
+        c[...] = a[...]
+
+    return body
+
+
+case("a barrier on which nothing arrives", _arrives(0), x(128), out=o(128), scratch=[plgpu.Barrier()])
+case("a barrier with too few arrivals", _arrives(2), x(128), out=o(128), scratch=[plgpu.Barrier(num_arrivals=3)])
+
+
 # ---- prints ------------------------------------------------------------------------------------------------------------------
 case("a print of too many values", lambda a: plgpu.debug_print("{}", a[0], a[1]), x(4))
 case("a print of a field by name", lambda a: plgpu.debug_print("{a}", a[0]), x(4))

@@ -26,7 +26,7 @@ from .sabotages import (
     unguard,
     variant,
 )
-from .tables import DEADLOCK, GROWS, LEAK, MISUSE, OVERRUN, RACE, UNREAD, fine, of
+from .tables import DEADLOCK, GROWS, LEAK, MISUSE, NEVER, OVERRUN, RACE, UNREAD, fine, of
 
 
 def _commit_after_write(x: Editor) -> None:
@@ -83,7 +83,7 @@ _("the product starts before the wait", "C15", move("wgmma", before=FULL), UNREA
 _("the producer does not wait", "C6", delete(f"when({EMPTY})"), OVERRUN, A, B, "wgmma")
 _("the first refill does not wait", "C6", guard(f"when({EMPTY})", 1), OVERRUN, A, B, "wgmma", EMPTY)
 _("the producer waits for the first lap, too", "C4", guard(f"when({EMPTY})", -1), DEADLOCK, EMPTY, FULL)
-_("the slot is never released", "J", delete(RELEASE), DEADLOCK, EMPTY, FULL)
+_("the slot is never released", "J", delete(RELEASE), NEVER, EMPTY, FULL)
 _("the slot is released by one arrival of two", "C8", barrier("empty", num_arrivals=2), DEADLOCK, EMPTY, FULL)
 _("two copies, one arrival", "C11", barrier("full", num_arrivals=1), MISUSE, A, B)
 _("two copies, three arrivals", "C11", barrier("full", num_arrivals=3), DEADLOCK, FULL, EMPTY)
@@ -120,7 +120,7 @@ _("the row is overwritten unasked", "B2", delete(f"when({DONE})"), OVERRUN, WRIT
 _("the row is given back before it is read", "B2", move("barrier_arrive read", before=READ), RACE, WRITE, READ)
 _("the row is told of before it is there", "B2", move("barrier_arrive ready", before=WRITE), UNREAD, WRITE, READ)
 _("the own block's word for the other's row", "B2", barrier("ready", collective_axes=()), UNREAD, WRITE, READ)
-_("nobody gives the row back", "J", delete("barrier_arrive read"), DEADLOCK, DONE, READY, FULL, EMPTY)
+_("nobody gives the row back", "J", delete("barrier_arrive read"), NEVER, DONE, READY, FULL, EMPTY)
 fine("exchange", "slots are given back a little later", "C6", move("barrier_arrive empty", after="wait_smem_to_gmem"))
 fine("exchange", "two commit_smem", "B3: a fence more", double("commit_smem"))
 
@@ -136,7 +136,7 @@ _("the own block's word for a slot of the other", "C8", barrier("empty", collect
 _("the other slot is filled", "C15", slot(SEND, "tile"), UNREAD, SEND, TAKE)
 _("the other slot's barrier counts", "C15", slot(SEND, "full"), (*MISUSE, *DEADLOCK, *UNREAD), SEND, TAKE, FULL, EMPTY)
 _("one arrival too few", "C8", barrier("full", num_arrivals=2), DEADLOCK, FULL, EMPTY)
-_("nobody gives a slot back", "J", delete("barrier_arrive empty"), DEADLOCK, FULL, EMPTY)
+_("nobody gives a slot back", "J", delete("barrier_arrive empty"), NEVER, FULL, EMPTY)
 
 # ---- persistent: the ring goes on from tile to tile -----------------------------------------------------------------
 _ = of("persistent")
@@ -237,7 +237,7 @@ _("told when the tile has been read, not written", "D4", param("wait_smem_to_gme
 _("told while the store is in flight", "D4", move("wait_smem_to_gmem", after="barrier_arrive ready"), UNREAD, T_STORE, T_LOAD)
 _("the reader does not wait", "D4", delete(Y_WAIT), UNREAD, T_STORE, T_LOAD)
 _("the reader waits too late", "D4", move(Y_WAIT, after=T_LOAD), UNREAD, T_STORE, T_LOAD)
-_("the writer does not tell", "J", delete("barrier_arrive ready"), DEADLOCK, Y_WAIT, T_FREE)
+_("the writer does not tell", "J", delete("barrier_arrive ready"), NEVER, Y_WAIT, T_FREE)
 _("the writer runs ahead", "C6", delete(f"when({T_FREE})"), MISUSE, "barrier_arrive ready", Y_WAIT)
 _("no commit_smem", "B4", delete("commit_smem"), RACE, T_STORE, "swap out_tile")
 _("what ordinary stores wrote is copied", "D10", variant(writer="store", reader="copy"), RACE)
@@ -253,8 +253,8 @@ _("the warp tells before the copy has landed", "C19", move("barrier_arrive ready
 _("the warp does not wait for the copy", "C15", delete(LOADED), (*UNREAD, *LEAK), "load", COPY)
 _("the copying warp does not wait for the others", "C19", delete(f"when({TILE_FREE})"), OVERRUN, COPY, "load")
 _("the tile is handed back before it is read", "D7", move("when(barrier_arrive free)", before="load"), RACE, COPY, "load")
-_("the warp does not tell", "J", delete("barrier_arrive ready"), DEADLOCK, TOLD_READY)
-_("never handed back", "J", delete("when(barrier_arrive free)"), DEADLOCK, TILE_FREE, LOADED, TOLD_READY)
+_("the warp does not tell", "J", delete("barrier_arrive ready"), NEVER, TOLD_READY)
+_("never handed back", "J", delete("when(barrier_arrive free)"), NEVER, TILE_FREE, LOADED, TOLD_READY)
 _("one arrival too many expected", "C8", barrier("ready", num_arrivals=2), DEADLOCK, TOLD_READY, TILE_FREE)
 _("the first step waits, too", "C4", unguard(f"when({TILE_FREE})"), DEADLOCK, TILE_FREE, LOADED, TOLD_READY)
 
@@ -264,7 +264,7 @@ MMA, LOAD, DONE, DRAINED = "tcgen05_mma", "async_load_tmem", "barrier_wait done"
 COMMIT, HANDED = "tcgen05_commit_arrive done", "barrier_arrive drained"
 _("the slot is released by an arrival, not a commit", "F11", arrive_instead_of_commit, RACE, MMA, A, B)
 _("the commit comes before the products", "F12", move(COMMIT, before=f"for({MMA})"), UNREAD, LOAD, MMA, DONE)
-_("no commit", "J", delete(COMMIT), DEADLOCK, DONE, DRAINED, EMPTY)
+_("no commit", "J", delete(COMMIT), NEVER, DONE, DRAINED, EMPTY)
 _("the result is not waited for", "F4", delete(DONE), UNREAD, LOAD, MMA)
 _("the wait comes after the load", "F4", move(DONE, after=LOAD), UNREAD, LOAD, MMA)
 _("no fence after the wait for the result", "F4", barrier("done", orders_tensor_core=False), RACE, LOAD, MMA, DONE)
@@ -275,7 +275,7 @@ _("handed back before the load", "F6", move(HANDED, before=LOAD), RACE, LOAD, MM
 _("the accumulator is not waited for", "F6", delete(f"when({DRAINED})"), RACE, LOAD, MMA)
 _("the second tile does not wait", "F6", guard(f"when({DRAINED})", 1), (*RACE, *MISUSE, *DEADLOCK), LOAD, MMA, DRAINED)
 _("the first tile waits, too", "C4", unguard(f"when({DRAINED})"), DEADLOCK, DRAINED, DONE, EMPTY)
-_("never handed back", "J", delete(HANDED), DEADLOCK, DRAINED, DONE, EMPTY)
+_("never handed back", "J", delete(HANDED), NEVER, DRAINED, DONE, EMPTY)
 _("the first step accumulates", "F15", always_accumulate, ("UninitializedRead",), MMA)
 _("only the first tile starts from zero", "F15", accumulate_by_count, ("wrong",))
 _("the operands are not waited for", "C15", delete(FULL), UNREAD, MMA)
@@ -307,6 +307,6 @@ _("the operands are not waited for", "C15", delete(FULL), (*UNREAD, *MISUSE), MM
 _("the writer does not wait", "F11", delete(f"when({EMPTY})"), (*OVERRUN, *DEADLOCK), MMA, A_WRITE, B_WRITE, FULL,
   "barrier_arrive full")
 _("the result is not waited for", "F4", delete(DONE), UNREAD, LOAD, MMA)
-_("never handed back", "J", delete("when(barrier_arrive drained)"), DEADLOCK, DRAINED, DONE, EMPTY, FULL)
+_("never handed back", "J", delete("when(barrier_arrive drained)"), NEVER, DRAINED, DONE, EMPTY, FULL)
 fine("sm100_staged", "a commit more in the reader", "B3: a fence more", copy("commit_smem", after="barrier_arrive full"))
 # fmt: on

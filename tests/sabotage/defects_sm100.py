@@ -13,7 +13,7 @@ from .sabotages import (
     param,
     slot,
 )
-from .tables import DEADLOCK, LEAK, MISUSE, OVERRUN, RACE, UNREAD, fine, of
+from .tables import DEADLOCK, LEAK, MISUSE, NEVER, OVERRUN, RACE, UNREAD, fine, of
 
 A, B = "copy_gmem_to_smem a_tile", "copy_gmem_to_smem b_tile"
 FULL, EMPTY = "barrier_wait full", "barrier_wait empty"
@@ -33,7 +33,7 @@ _ = of("sm100_matmul")
 READY, NEXT = "barrier_wait ready", "tcgen05_commit_arrive ready"
 _("the result is not waited for", "F4", delete(READY), UNREAD, LOAD, MMA)
 _("no fence after the wait for the result", "F4", barrier("ready", orders_tensor_core=False), RACE, LOAD, MMA, READY)
-_("no commit", "J", delete(NEXT), DEADLOCK, READY)
+_("no commit", "J", delete(NEXT), NEVER, READY)
 _("the commit comes before the products", "F12", move(NEXT, before=f"for({MMA})"), UNREAD, LOAD, MMA, READY)
 _("the first step accumulates", "F15", guard(MMA, -1), ("UninitializedRead",), MMA)
 _("the slot is released by an arrival, not a commit", "F11", arrive_instead_of_commit, RACE, MMA, A, B)
@@ -117,7 +117,7 @@ _("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, PV)
 _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, SCORES)
 _("K is refilled unasked", "C6", delete("when(barrier_wait k_empty)"), OVERRUN, SCORES, "copy_gmem_to_smem k_tile*")
 _("V is refilled unasked", "C6", delete("when(barrier_wait v_empty)"), OVERRUN, PV, "copy_gmem_to_smem v_tile*")
-_("K is never released", "J", delete("tcgen05_commit_arrive k_empty*"), DEADLOCK, *ANY)
+_("K is never released", "J", delete("tcgen05_commit_arrive k_empty*"), NEVER, *ANY)
 _("no commit_smem", "B4", delete("commit_smem*"), RACE, "copy_smem_to_gmem*", "swap o_tile*")
 _("the output tile is reused in flight", "D7", delete("wait_smem_to_gmem*"), (*RACE, *LEAK), "swap o_tile*",
   "copy_smem_to_gmem*")
@@ -128,7 +128,7 @@ BIAS = "copy_gmem_to_smem bias_tile*"
 _("the bias is not waited for", "C15", delete("barrier_wait b_full*"), (*UNREAD, *MISUSE), BIAS, "load*", *ANY)
 _("the bias is refilled unasked", "C6", delete("when(barrier_wait b_empty#0)", "when(barrier_wait b_empty#0)"), OVERRUN, BIAS,
   "load*", *ANY)
-_("the bias is never released", "J", delete("barrier_arrive b_empty*"), DEADLOCK, *ANY)
+_("the bias is never released", "J", delete("barrier_arrive b_empty*"), NEVER, *ANY)
 _("the bias goes to the other tile", "C15", slot("copy_gmem_to_smem bias_tile#0", "bias_tile"), (*OVERRUN, *UNREAD), BIAS,
   "load*", *ANY)
 

@@ -17,7 +17,7 @@ from .sabotages import (
     slot,
     unguard,
 )
-from .tables import DEADLOCK, GROWS, LEAK, MISUSE, OVERRUN, RACE, UNREAD, fine, of
+from .tables import DEADLOCK, GROWS, LEAK, MISUSE, NEVER, OVERRUN, RACE, UNREAD, fine, of
 
 A, B = "copy_gmem_to_smem a_tile", "copy_gmem_to_smem b_tile"
 FULL, EMPTY, RELEASE = "barrier_wait full", "barrier_wait empty", "barrier_arrive empty"
@@ -97,9 +97,9 @@ for _kernel in ("attention", "attention_causal", "attention_registers"):
     _("waits leave one product too many", "E4", one_more_in_flight, RACE, K, V, QK, PV)
     _("V is released before its product has ended", "E4", advance(TOLD_V, "wgmma_wait"), RACE, V, PV)
     _("K is released before the scores start", "E4", advance(TOLD_K, "wgmma"), (*RACE, *MISUSE), K, QK)
-    _("K is never released", "J", delete(f"{TOLD_K}*"), DEADLOCK, *STUCK)
-    _("V is never released", "J", delete(f"{TOLD_V}*"), DEADLOCK, *STUCK)
-    _("Q is never released", "J", delete("barrier_arrive q_empty*"), DEADLOCK, *STUCK)
+    _("K is never released", "J", delete(f"{TOLD_K}*"), NEVER, *STUCK)
+    _("V is never released", "J", delete(f"{TOLD_V}*"), NEVER, *STUCK)
+    _("Q is never released", "J", delete("barrier_arrive q_empty*"), NEVER, *STUCK)
     _("one release of K is enough", "C8", barrier("k_empty", num_arrivals=1), OVERRUN, K, QK, f"{TOLD_K}*",
       "barrier_wait k_empty")
     _("one release of V is enough", "C8", barrier("v_empty", num_arrivals=1), OVERRUN, V, PV, f"{TOLD_V}*",
@@ -122,7 +122,7 @@ for _kernel in ("attention", "attention_causal", "attention_registers"):
 _ = of("attention_short")
 _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, "wgmma q_tile*", Q)
 _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, "wgmma q_tile*", Q)
-_("Q is never released", "J", delete("barrier_arrive q_empty*"), DEADLOCK, *STUCK)
+_("Q is never released", "J", delete("barrier_arrive q_empty*"), NEVER, *STUCK)
 _("the first Q is not released", "J", guard("when(barrier_arrive q_empty)", 1), DEADLOCK, *STUCK)
 fine("attention_short", "K is refilled unasked", "E4: Q, which is refilled before K, is released with K",
   delete("when(barrier_wait k_empty)"))
@@ -138,7 +138,7 @@ ONES, PRODUCT = "swap v_tile*", "wgmma v_tile*"
 _("the ones are not committed", "B4", delete("commit_smem#0"), RACE, ONES, PRODUCT)
 _("the ones are not waited for", "C15", delete("barrier_wait ones"), UNREAD, ONES, PRODUCT)
 _("a slot has no ones", "B2", delete("swap v_tile#1"), UNREAD, PRODUCT)
-_("nobody tells of the ones", "J", delete("barrier_arrive ones"), DEADLOCK, "barrier_wait ones", *STUCK[:-1])
+_("nobody tells of the ones", "J", delete("barrier_arrive ones"), NEVER, "barrier_wait ones", *STUCK[:-1])
 _("both warpgroups must tell of the ones", "C8", barrier("ones", num_arrivals=2), DEADLOCK, "barrier_wait ones", *STUCK[:-1])
 
 _ = of("attention_backward")
@@ -153,7 +153,7 @@ _("dQ is stored instead of added", "D9", param(ADD, reduction_op=None), RACE, AD
 _("no commit_smem for dS", "B4", delete("commit_smem#0"), RACE, DS, READ_DS)
 _("dS is not waited for", "C15", delete("barrier_wait ds_full*"), UNREAD, DS, READ_DS)
 _("dS is overwritten unasked", "C6", delete("when(barrier_wait ds_empty#1)"), OVERRUN, DS, READ_DS)
-_("dS is never released", "J", delete("when(barrier_arrive ds_empty)"), DEADLOCK, *STUCK)
+_("dS is never released", "J", delete("when(barrier_arrive ds_empty)"), NEVER, *STUCK)
 _("dS of one warpgroup is enough", "C8", barrier("ds_full", num_arrivals=1), (*OVERRUN, *UNREAD), DS, READ_DS,
   "barrier_arrive ds_full*", "barrier_wait ds_full*")
 _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, READ_Q, Q, *NUMBERS)
@@ -162,7 +162,7 @@ _("K is not waited for", "C15", delete("barrier_wait k_full*"), UNREAD, READ_K, 
 _("V is not waited for", "C15", delete("barrier_wait v_full*"), UNREAD, READ_V, V)
 _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, READ_Q, Q, *NUMBERS)
 _("Q is released before dK has it", "E4", advance("barrier_arrive q_empty", "wgmma_wait"), RACE, READ_Q, Q)
-_("Q is never released", "J", delete("barrier_arrive q_empty*"), DEADLOCK, *STUCK)
+_("Q is never released", "J", delete("barrier_arrive q_empty*"), NEVER, *STUCK)
 _("no waits for products", "E4", delete("wgmma_wait*"), ("Race", "InFlightError"), Q, DO, K, V, READ_Q, READ_DO, READ_K, READ_V)
 _("no commit_smem for dQ", "B4", delete("commit_smem#-1"), RACE, DQ, ADD)
 _("no wait for the last additions", "D8", delete("wait_smem_to_gmem#-1"), LEAK, ADD)
@@ -177,8 +177,8 @@ _("P is not waited for", "C15", delete("barrier_wait p_full*"), UNREAD, P, READ_
 _("P is overwritten unasked", "C6", delete("when(barrier_wait p_empty#1)", "when(barrier_wait p_empty#1)"), OVERRUN, P, READ_P,
   "barrier_arrive p_full*", "barrier_wait p_full*")
 _("P is released before it is read", "C6", move("barrier_arrive p_empty#0", before="load p_tile#0"), RACE, P, READ_P)
-_("P is never released", "J", delete("barrier_arrive p_empty*"), DEADLOCK, *ALL_STUCK)
-_("P is never handed on", "J", delete("barrier_arrive p_full*"), DEADLOCK, *ALL_STUCK)
+_("P is never released", "J", delete("barrier_arrive p_empty*"), NEVER, *ALL_STUCK)
+_("P is never handed on", "J", delete("barrier_arrive p_full*"), NEVER, *ALL_STUCK)
 _("no commit_smem for dS", "B4", delete("commit_smem#0", "commit_smem#1"), RACE, DS, READ_DS)
 _("dS is not waited for", "C15", delete("barrier_wait ds_full*"), UNREAD, DS, READ_DS)
 _("dS is overwritten unasked", "C6", delete("when(barrier_wait ds_empty#1)"), OVERRUN, DS, READ_DS)

@@ -11,6 +11,7 @@ RACE = ("Race",)
 UNREAD = ("Race", "UninitializedRead")  # what is read before it is there may never have been written
 OVERRUN = ("Race", "BarrierMisuse")  # a producer that does not wait overwrites data and announces too many copies
 DEADLOCK = ("Deadlock",)
+NEVER = ("BarrierNeverCompletes",)  # nothing at all arrives: refused by the planner
 MISUSE = ("BarrierMisuse",)
 LEAK = ("Leak",)
 GROWS = ("InFlightError",)  # the planner sees that products pile up

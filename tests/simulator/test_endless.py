@@ -79,6 +79,7 @@ def polling(stop: Any) -> Any:
             plgpu.commit_smem()
             plgpu.barrier_arrive(start)
             lax.while_loop(lambda seen: seen == 0, lambda _: flag[0], jnp.int32(0))  # polls
+            plgpu.barrier_arrive(done)
 
         @plgpu.when(wg == 1)
         def _() -> None:
