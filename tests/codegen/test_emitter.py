@@ -69,6 +69,8 @@ def test_the_shape_is_not_in_the_text(plan, array):
 
 def test_prologue_initialises_barriers(plan, array):
     def body(x, o, a, b):
+        plgpu.barrier_arrive(b)
+        plgpu.barrier_arrive(b)
         plgpu.barrier_wait(b)
         o[0] = x[0]
 
@@ -231,9 +233,11 @@ def test_phases(plan, array, compiled):
     """One bit for each barrier, in a register that the role's arrays share; flipped by each wait."""
 
     def body(x, o, first, b):
+        plgpu.barrier_arrive(first)
         plgpu.barrier_wait(first)
 
         def step(i, c):
+            plgpu.barrier_arrive(b.at[lax.rem(i, 3)])
             plgpu.barrier_wait(b.at[lax.rem(i, 3)])
             return c
 
@@ -254,8 +258,9 @@ def test_phases(plan, array, compiled):
 
 def test_more_than_32_barriers_take_a_second_register(plan, array, compiled):
     def body(x, o, first, b):
-        plgpu.barrier_wait(first.at[0])
-        plgpu.barrier_wait(b.at[0])
+        for barrier in (first, b):
+            plgpu.barrier_arrive(barrier.at[0])
+            plgpu.barrier_wait(barrier.at[0])
         o[...] = x[...]
 
     scratch = [plgpu.Barrier(num_barriers=20), plgpu.Barrier(num_barriers=20)]
