@@ -19,7 +19,11 @@ from .compile import ARCHS, target_arch
 if TYPE_CHECKING:
     from ..plan.residency import Residency
 
-SMALL = {"attention": "b1s256h2kv1d128", "matmul": "m256n256k256"}  # what the simulator does in moments
+SMALL = {  # what the simulator does in moments
+    "attention": "b1s256h2kv1d128",
+    "attention_backward": "b1s256h2kv1d128",
+    "matmul": "m256n256k256",
+}
 
 
 def simulate_kernel(

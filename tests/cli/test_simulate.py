@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mosaic_gpu.cli.simulate import random_arrays
+from mosaic_gpu.cli.simulate import SMALL, random_arrays
+from mosaic_gpu.cli.targets import KERNELS
 from tests.cli.handover import HANDOVER
 
 SOURCE = (
@@ -116,7 +117,13 @@ def test_json_of_a_clean_function_of_several_kernels(verb, user_file):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("attention", "--causal", "--lse"), ("matmul", "--arch", "sm_100a"), ("matmul", "--arch", "sm_103a")]
+    "arguments",
+    [
+        ("attention", "--causal", "--lse"),
+        ("attention_backward",),
+        ("matmul", "--arch", "sm_100a"),
+        ("matmul", "--arch", "sm_103a"),
+    ],
 )
 def test_ours(verb, arguments):
     result = verb("simulate", *arguments, "--schedules", 1, "--no-compile")
@@ -183,6 +190,11 @@ def test_other_bits_are_a_race_of_timing(verb, user_file, monkeypatch):
     finding = runs["seed 2"]["finding"]
     assert (finding["class"], finding["kind"]) == ("Race", "timing")
     assert "1 of 4096 elements differ, the first at [3, 5]" in finding["message"]
+
+
+def test_every_kernel_of_ours_has_a_small_shape():
+    """Without --shape `compile` takes one of a benchmark's size, which the simulator would be at for hours."""
+    assert SMALL.keys() == KERNELS.keys()
 
 
 def test_inputs():
