@@ -39,7 +39,7 @@ class MmaEmitter(Tcgen05Emitter):
         self.line(f"{n}_live = 1;")
 
     def wgmma(self, p: WgmmaPlan) -> None:
-        """fence; per 64 rows and per 32 bytes of K one instruction; commit."""
+        """fence, if it needs one; per 64 rows and per 32 bytes of K one instruction; commit."""
         acc = self.names[p.acc]
         acc_registers = p.n // 4 if p.acc_type == "float16" else p.n // 2  # of 64 rows
         in_registers = isinstance(p.a, int)
@@ -48,7 +48,8 @@ class MmaEmitter(Tcgen05Emitter):
             self.line(f"u32 b_low = {self.descriptor(p.b)};")
             if isinstance(p.a, SharedOperand):
                 self.line(f"u32 a_low = {self.descriptor(p.a)};")
-            self.line("wgmma_fence();")
+            if p.fence:
+                self.line("wgmma_fence();")
             # Of wide accumulators with A in registers a chain would be no faster to compile.
             together = k_steps if not in_registers or acc_registers <= MOST_CHAINED else 1
             for mi in range(p.m // 64):

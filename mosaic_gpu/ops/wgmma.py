@@ -1,6 +1,6 @@
 """Warpgroup matrix multiply-accumulate (PTX ISA 9.7.15, wgmma.mma_async).
 
-Each `wgmma` is one group: fence, an m64nNkK per 64 rows and per 32 bytes of K, commit.  The planner puts the waits that
+Each `wgmma` is one group: fence where it needs one, an m64nNkK per 64 rows and per 32 bytes of K, commit.  The planner puts the waits that
 reading an accumulator needs; `wgmma_wait` places them where the user wants them.
 """
 
@@ -43,7 +43,8 @@ TYPES = {
 @dataclasses.dataclass(frozen=True)
 class WgmmaPlan:
     """acc: value id of the accumulator; m, n, k: of the whole product; a: shared operand, or the value id of a register
-    tile; init: 'zero' (first k-step overwrites), 'add', or 'dynamic' (a run-time flag says which, and is then cleared)."""
+    tile; init: 'zero' (first k-step overwrites), 'add', or 'dynamic' (a run-time flag says which, and is then cleared);
+    fence: whether one orders what was done to registers before it (`plan.fences`)."""
 
     acc: int
     m: int
@@ -55,6 +56,7 @@ class WgmmaPlan:
     b_type: str
     acc_type: str
     init: str
+    fence: bool
 
     @property
     def k_step(self) -> int:
@@ -125,7 +127,17 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
             )
         a_operand = a.id
     return WgmmaPlan(
-        acc.ref.id, m, n, a.shape[1], a_operand, b_operand, a.dtype, b.dtype, acc.dtype, e.param("init", "add")
+        acc.ref.id,
+        m,
+        n,
+        a.shape[1],
+        a_operand,
+        b_operand,
+        a.dtype,
+        b.dtype,
+        acc.dtype,
+        e.param("init", "add"),
+        e.param("fence", True),
     )
 
 

@@ -6,7 +6,7 @@ ends it: its definition is sunk below that wait, or the loop is unrolled twice w
 both lines.  The notes say which was done and what it costs.  Explicit `wgmma_wait`s are kept as they are.
 
 It also decides how an accumulator begins: the first product overwrites (scale-d = 0) where that is known or can be told by
-a flag; zeros are written only where something else reads or scales the accumulator first.
+a flag; zeros are written only where something else reads or scales the accumulator first.  Last, `fences` has its turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import InFlightError, Line
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute, walk
-from . import last_iteration
+from . import fences, last_iteration
 from .roles import DEAD_IF_UNUSED as PURE_ON_ARRAYS
 
 ZERO, LIVE, UNKNOWN = "zero", "live", "unknown"
@@ -96,7 +96,7 @@ def resolve(equations: Sequence[Equation], fresh: Iterator[int]) -> Result:
     out = _region(equations, state, notes)
     if state.groups:
         out.append(_wait(0, state.groups[-1].line))
-    return Result(tuple(out), notes)
+    return Result(fences.place(out), notes)
 
 
 def _wait(n: int, line: Line | None) -> Equation:
