@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -169,44 +171,49 @@ def memory(work: Work, arrays: Any, tiles: Any, barriers: Any) -> None:
 
 
 def make_dq(work: Work, dq_sum: Any, k_tile: Any, ds_tile: Any, dq_tile: Any, k_full: Any, ds_barriers: Any) -> None:
-    """dQ = dS K, 64 queries and some columns at a time, added to what the blocks of other keys make of it."""
+    """dQ = dS K, 64 queries and some columns at a time, added to what the blocks of other keys make of it.
+
+    Each part leaves while the product of the next is under way, which has its registers.
+    """
     build, c = work.build, work.build.config
     parts, columns = c.parts(build.d), c.part_columns(build.d)
     plgpu.set_max_registers(c.dq_registers, action="decrease")
     ds_full, ds_empty = ds_barriers
     per_block = build.queries // ROWS * parts
-    plgpu.when(work.steps > 0)(lambda: plgpu.barrier_wait(k_full))
 
-    def step(i: Any, _: None) -> None:
-        ds_slot, (block, head) = plgpu.rem(i, c.ds_stages), work.place(i)
-        place = ((work.batch * work.heads + head) * work.all_blocks + block) * per_block
-        plgpu.barrier_wait(ds_full.at[ds_slot])
+    def sweep(dq_acc: Any) -> None:
+        def start(step: Any, part: int) -> None:
+            ds_slot = plgpu.rem(step, c.ds_stages)
+            if part == 0:
+                plgpu.barrier_wait(ds_full.at[ds_slot])
+            rows, some = plgpu.ds(part // parts * ROWS, ROWS), plgpu.ds(part % parts * columns, columns)
+            dq_acc[...] = jnp.zeros(dq_acc.shape, jnp.float32)
+            for w in range(build.key_tiles):
+                plgpu.wgmma(dq_acc, ds_tile.at[ds_slot * build.key_tiles + w, rows], k_tile.at[w, :, some])
 
-        def part(j: Any, _: None) -> None:
-            def product(dq_acc: Any) -> Any:
-                rows, some = (
-                    plgpu.ds(plgpu.div(j, parts) * ROWS, ROWS),
-                    plgpu.ds(plgpu.rem(j, parts) * columns, columns),
-                )
-                for w in range(build.key_tiles):
-                    ds = ds_tile.at[ds_slot * build.key_tiles + w, rows]
-                    plgpu.wgmma(dq_acc, ds, k_tile.at[w, :, some])
-                plgpu.wgmma_wait(0)
-                return dq_acc[...]
-
-            values = plgpu.run_scoped(product, plgpu.ACC((ROWS, columns)))
-
-            @plgpu.when(j == per_block - 1)
-            def _() -> None:
-                plgpu.barrier_arrive(ds_empty.at[ds_slot])
-
-            slot = plgpu.rem(i * per_block + j, c.dq_stages)
+        def finish(step: Any, part: int, place: Any, then: Callable[[], None] | None) -> None:
+            slot = plgpu.rem(step * per_block + part, c.dq_stages)
             plgpu.wait_smem_to_gmem(c.dq_stages - 1, wait_read_only=True)
-            dq_tile[slot] = plgpu.to_fragments(values)
+            plgpu.wgmma_wait(0)
+            if part == per_block - 1:
+                plgpu.barrier_arrive(ds_empty.at[plgpu.rem(step, c.ds_stages)])
+            dq_tile[slot] = plgpu.to_fragments(dq_acc[...])
+            if then is not None:
+                then()
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(dq_tile.at[slot], dq_sum.at[place + j], reduction_op="add")
+            plgpu.copy_smem_to_gmem(dq_tile.at[slot], dq_sum.at[place + part], reduction_op="add")
 
-        lax.fori_loop(0, per_block, part, None)
+        def finish_all(step: Any, then: Callable[[], None] | None) -> None:
+            block, head = work.place(step)
+            place = ((work.batch * work.heads + head) * work.all_blocks + block) * per_block
+            for part in range(per_block - 1):
+                finish(step, part, place, functools.partial(start, step, part + 1))
+            finish(step, per_block - 1, place, then)
 
-    lax.fori_loop(0, work.steps, step, None)
+        plgpu.barrier_wait(k_full)
+        start(jnp.int32(0), 0)
+        lax.fori_loop(0, work.steps - 1, lambda i, _: finish_all(i, lambda: start(i + 1, 0)), None)
+        finish_all(work.steps - 1, None)
+
+    plgpu.when(work.steps > 0)(lambda: plgpu.run_scoped(sweep, plgpu.ACC((ROWS, columns))))
     plgpu.wait_smem_to_gmem(0)

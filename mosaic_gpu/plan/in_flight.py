@@ -6,7 +6,8 @@ ends it: its definition is sunk below that wait, or the loop is unrolled twice w
 both lines.  The notes say which was done and what it costs.  Explicit `wgmma_wait`s are kept as they are.
 
 It also decides how an accumulator begins: the first product overwrites (scale-d = 0) where that is known or can be told by
-a flag; zeros are written only where something else reads or scales the accumulator first.  Last, `fences` has its turn.
+a flag; zeros are written only where something else reads or scales the accumulator first, also those of the program:
+`acc[...] = 0` in front of a product begins the next sum.  Last, `fences` has its turn.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ class State:
     accumulators: dict[int, str]
     fresh: Iterator[int]  # ids that no value of the role has
     families: Families
+    zeros: frozenset[int]  # arrays that consist of them
     looking: bool = False  # only to see what is in flight where, before anything is moved or waited for
 
     def copy(self, looking: bool = False) -> State:
-        return State(list(self.groups), dict(self.accumulators), self.fresh, self.families, looking or self.looking)
+        return dataclasses.replace(
+            self, groups=list(self.groups), accumulators=dict(self.accumulators), looking=looking or self.looking
+        )
 
 
 class Families:
@@ -92,7 +96,7 @@ def resolve(equations: Sequence[Equation], fresh: Iterator[int]) -> Result:
     if not any(_on_accumulator(e) for e in walk(tuple(equations))):
         return Result(tuple(equations), [])
     notes: list[str] = []
-    state = State([], {}, fresh, Families(equations))
+    state = State([], {}, fresh, Families(equations), frozenset(_zeros(equations)))
     out = _region(equations, state, notes)
     if state.groups:
         out.append(_wait(0, state.groups[-1].line))
@@ -109,6 +113,23 @@ def _zero(view: View, dynamic: bool, line: Line | None) -> Equation:
 
 def _on_accumulator(e: Equation) -> bool:
     return any(isinstance(o, View) and o.space.kind == "acc" for o in e.operands)
+
+
+def _zeros(equations: Sequence[Equation]) -> Iterator[int]:
+    for e in walk(tuple(equations)):
+        if e.op == "broadcast_in_dim" and isinstance(o := e.operands[0], Literal) and o.value == 0:
+            yield e.results[0].id
+
+
+def _begins_anew(e: Equation, behind: Sequence[Equation], state: State) -> bool:
+    """Whether zeros are written that nothing sees but a product, which can overwrite instead."""
+    view, value = e.operands[0], e.operands[1]
+    if e.results or not isinstance(view, View) or view != View.whole(view.ref):
+        return False
+    if not isinstance(value, Value) or value.id not in state.zeros:
+        return False
+    user = next((x for x in behind if _uses(x, view.ref.id)), None)
+    return user is not None and user.op == "wgmma"
 
 
 def _touches(e: Equation, acc: int) -> bool:
@@ -128,7 +149,7 @@ def _uses(e: Equation, acc: int) -> View | None:
 
 def _region(equations: Sequence[Equation], state: State, notes: list[str]) -> list[Equation]:
     out: list[Equation] = []
-    for e in equations:
+    for i, e in enumerate(equations):
         if e.op == "wgmma":
             acc, a = e.operands[0], e.operands[1]
             assert isinstance(acc, View)
@@ -145,6 +166,9 @@ def _region(equations: Sequence[Equation], state: State, notes: list[str]) -> li
             out.append(e)
         elif e.op in ("get", "swap", "load") and isinstance(e.operands[0], View) and e.operands[0].space.kind == "acc":
             out += _finish(state, e.operands[0].ref.id, e.line)
+            if e.op == "swap" and _begins_anew(e, equations[i + 1 :], state):
+                state.accumulators[e.operands[0].ref.id] = ZERO
+                continue
             status = state.accumulators.get(e.operands[0].ref.id, ZERO)
             if status != LIVE and (e.op != "swap" or e.results):
                 out.append(_zero(e.operands[0], status == UNKNOWN, e.line))
