@@ -44,7 +44,7 @@ def attention_backward(
     scale: float,
     deterministic: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dQ, dK, dV), for arrays that the dispatcher has checked.  deterministic: dQ by a kernel of its own.
+    """(dQ, dK, dV), for arrays that the dispatcher has checked.  deterministic, or config.split: dQ by a kernel of its own.
 
     q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); out, d_out: (b, s, h, dv), all of one 16-bit dtype; lse, d_lse:
     (b, h, s) float32, the natural log-sum-exp of the forward pass and its cotangent (None: zeros).
@@ -54,12 +54,13 @@ def attention_backward(
     config.check(d, dv)
     dtype = jnp.dtype(q.dtype)
     rows = (lse,) if d_lse is None else (lse, d_lse)
-    preprocess = _preprocess(b, s, h, d, dv, config, not deterministic, len(rows) == 2)
+    with_dq = not (deterministic or config.split)
+    preprocess = _preprocess(b, s, h, d, dv, config, with_dq, len(rows) == 2)
     nlse, delta, *dq_sum = preprocess(out, d_out, *rows)
-    build = Build(d, dv, dtype, config, causal, scale, not deterministic)
+    build = Build(d, dv, dtype, config, causal, scale, with_dq)
     table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, bool(causal))
     again = [table] if config.split else []
-    if deterministic:
+    if not with_dq:
         d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, delta, *again)
         d_q = query_gradients(b, s, h, d, dv, dtype, config, causal, scale)(q, k, v, d_out, nlse, delta)
         return d_q, d_k, d_v
@@ -198,18 +199,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
 
             @plgpu.when(wg == 1)
             def _() -> None:
-                make_dk(
-                    build,
-                    work(),
-                    lambda: work(same_table),
-                    d_k,
-                    tiles,
-                    p_tile,
-                    ds_tile,
-                    barriers,
-                    (p_full, p_empty),
-                    ds_barriers,
-                )
+                make_dk(build, work(), lambda: work(same_table), d_k, tiles, p_tile, barriers, (p_full, p_empty))
 
         else:
 

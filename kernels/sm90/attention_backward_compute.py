@@ -5,13 +5,13 @@ scores S^T = K Q^T with dK, under which P^T of the next queries is computed.
 
 `make_dv`, `make_dk`: they share 64 keys, for head dims of which dK and dV together have no room in a warpgroup's registers.  The
 first makes the scores, P and dV, and hands P on through shared memory; the second makes dP, dS and dK.  Nothing is computed
-twice.  Each has the large product of the block before in flight with the small one of this block.
+twice, but dQ is left to a kernel of its own.  The first has the large product of the block before in flight with the small one
+of this block; the second starts it as soon as it can.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -206,73 +206,44 @@ def make_dv(
 
 
 def make_dk(
-    build: Build,
-    work: Work,
-    look_up: Any,
-    d_k: Any,
-    tiles: Any,
-    p_tile: Any,
-    ds_tile: Any,
-    barriers: Any,
-    p_barriers: Any,
-    ds_barriers: Any,
+    build: Build, work: Work, look_up: Any, d_k: Any, tiles: Any, p_tile: Any, barriers: Any, p_barriers: Any
 ) -> None:
-    """64 keys' dK; dP and dS, which go on through ds_tile and its barriers (full, empty)."""
-    c, queries = build.config, build.queries
-    plgpu.set_max_registers(c.compute_registers + 8, action="increase")
-    stages, ds_stages = c.num_stages, c.ds_stages
+    """64 keys' dK; dP and dS."""
+    plgpu.set_max_registers(build.config.compute_registers + 8, action="increase")
+    stages, queries = build.config.num_stages, build.queries
     _, v_tile, q_tile, do_tile, _, delta_tile = tiles
     _, v_full, _, q_empty, do_full, do_empty = barriers
     p_full, p_empty = p_barriers
     some = pieces(build.d)
 
-    def score_gradients(step: Any, under: Callable[[], None], after: Callable[[], None]) -> Any:
-        """dS^T of a block, on its way to the dQ warpgroup too.  under: starts dK of the block before; after: it is done."""
-        slot, ds_slot = plgpu.rem(step, stages), plgpu.rem(step, ds_stages)
+    def one(dk_acc: Any, i: Any) -> None:
+        """dS and dK of a block; dK is under way with the next dP, and soon done: its Q is asked for by then."""
+        slot = plgpu.rem(i, stages)
 
         def scope(dp_acc: Any) -> Any:
             plgpu.barrier_wait(do_full.at[slot])
             plgpu.wgmma(dp_acc, v_tile.at[0], do_tile.at[slot].transpose((1, 0)))
-            under()
+            plgpu.wgmma_wait(1)
+
+            @plgpu.when(i >= 1)
+            def _() -> None:
+                plgpu.barrier_arrive(q_empty.at[plgpu.rem(i - 1, stages)])
+
             plgpu.barrier_wait(p_full)
-            plgpu.wgmma_wait(len(some) if under is not nothing else 0)
+            plgpu.wgmma_wait(0)
             delta = plgpu.load(delta_tile.at[slot], layout=BY_COLUMN)
             plgpu.barrier_arrive(do_empty.at[slot])
             values = dp_acc[...] - delta[None, :]
             p = plgpu.load(p_tile.at[0], layout=plgpu.Layout.WGMMA)  # now: there are no registers for both
             plgpu.barrier_arrive(p_empty)
-            values = values * p.astype(jnp.float32)
-            plgpu.wgmma_wait(0)  # dS is rounded into the registers of the one before
-            after()
-            return values.astype(build.dtype)
+            return (values * p.astype(jnp.float32)).astype(build.dtype)
 
         ds = plgpu.run_scoped(scope, plgpu.ACC((ROWS, queries)))
-        if build.with_dq:
-
-            @plgpu.when(step >= ds_stages)
-            def _() -> None:
-                plgpu.barrier_wait(ds_barriers[1].at[ds_slot])
-
-            ds_tile.at[ds_slot].transpose((1, 0))[...] = ds
-            plgpu.commit_smem()
-            plgpu.barrier_arrive(ds_barriers[0].at[ds_slot])
-        return ds
-
-    def nothing() -> None:
-        """For the first block."""
+        add(dk_acc, some, ds, q_tile.at[slot])
 
     def sweep(dk_acc: Any) -> None:
-        def add_keys(step: Any, ds: Any) -> None:
-            add(dk_acc, some, ds, q_tile.at[plgpu.rem(step, stages)])
-
-        def one(i: Any, ds: Any) -> Any:
-            """dK of block i - 1, and under it dS of block i."""
-            release = functools.partial(plgpu.barrier_arrive, q_empty.at[plgpu.rem(i - 1, stages)])
-            return score_gradients(i, lambda: add_keys(i - 1, ds), release)
-
         plgpu.barrier_wait(v_full)
-        ds = lax.fori_loop(1, work.steps, one, score_gradients(jnp.int32(0), nothing, nothing))
-        add_keys(work.steps - 1, ds)
+        lax.fori_loop(0, work.steps, lambda i, _: one(dk_acc, i), None)
         plgpu.wgmma_wait(0)
 
     def accumulate(*dk_acc: Any) -> None:

@@ -21,11 +21,14 @@ class AttentionBackwardConfig(Config):
 
     block_q: queries of a block, a multiple of 64 up to 256.  num_stages: blocks of Q, and of dO, in flight.
     ds_stages: blocks of dS on their way to the warpgroup that makes dQ.  dq_columns: columns of dQ that one product makes, at
-    most; dq_stages: such parts of dQ on their way to global memory.
+    most; dq_stages: such parts of dQ on their way to global memory.  dq_ahead: the product of the next part begins before a
+    part has left: a shorter chain for the warpgroup that makes dQ, which competes with the computing ones for the tensor core.
     compute_registers, memory_registers, dq_registers: per thread; in sum over the warpgroups (the computing ones are two) at
     most what the block is launched with, 512, or 504 where there is no dQ warpgroup.
     split: the two computing warpgroups share 64 keys, one makes their dV, the other their dK; else each makes both for 64 keys of
-    its own.  For head dims whose dK and dV together have no room in a warpgroup's registers.  dK's has 8 registers more.
+    its own.  For head dims whose dK and dV together have no room in a warpgroup's registers.  dK's has 8 registers more.  dQ is
+    then left to a kernel of its own, as with determinism, and there are no ds_stages, dq_columns, dq_stages, dq_ahead,
+    dq_registers: of 64 keys, adding to dQ in global memory took as long as all products.
     """
 
     generation: ClassVar[str] = "sm90"
@@ -35,6 +38,7 @@ class AttentionBackwardConfig(Config):
     ds_stages: int = 2
     dq_columns: int = 64
     dq_stages: int = 2
+    dq_ahead: bool = True
     compute_registers: int = 208
     memory_registers: int = 24
     dq_registers: int = 72
@@ -50,12 +54,13 @@ class AttentionBackwardConfig(Config):
                 raise ValueError(f"{name}={getattr(self, name)}: at least {least}{why}")
         if self.dq_columns % 16 or not 16 <= self.dq_columns <= 256:
             raise ValueError(f"dq_columns={self.dq_columns}: a multiple of 16 from 16 to 256")
-        total = COMPUTES * self.compute_registers + 8 * self.split + self.memory_registers + self.dq_registers
-        if total > POOLS[4]:
-            more = " + 8" if self.split else ""
+        given = [8] * self.split + [self.memory_registers] + [self.dq_registers] * (not self.split)
+        total, pool = COMPUTES * self.compute_registers + sum(given), POOLS[4 - self.split]
+        if total > pool:
+            more = " + ".join(map(str, given))
             raise ValueError(
-                f"{COMPUTES} x {self.compute_registers}{more} + {self.memory_registers} + {self.dq_registers} = {total} "
-                f"registers; the pool of 4 warpgroups has {POOLS[4]}"
+                f"{COMPUTES} x {self.compute_registers} + {more} = {total} registers; the pool of {4 - self.split} warpgroups has "
+                f"{pool}"
             )
         for n in (self.compute_registers, self.memory_registers, self.dq_registers):
             if n % 8 or not 24 <= n <= 240:
@@ -85,9 +90,9 @@ class AttentionBackwardConfig(Config):
         """Bytes of shared memory of the main kernel."""
         dims, keys = head_dim + value_dim, ROWS * self.key_tiles
         tiles = 2 * keys * dims + self.num_stages * self.block_q * (2 * dims + 8)
-        handed_on = 2 * keys * self.block_q * (self.ds_stages + self.split)
-        dq = self.dq_stages * 4 * ROWS * self.part_columns(head_dim)
-        return tiles + handed_on + dq + 8 * (2 + 4 * self.num_stages + 2 * self.ds_stages + 2 * self.split)
+        handed_on = 1 if self.split else self.ds_stages  # P, or dS
+        dq = 0 if self.split else self.dq_stages * 4 * ROWS * self.part_columns(head_dim)
+        return tiles + 2 * keys * self.block_q * handed_on + dq + 8 * (2 + 4 * self.num_stages + 2 * handed_on)
 
     def check(self, head_dim: int, value_dim: int) -> None:
         """Raise ResourceExceeded where the head dims (of Q and K; of V and the output) do not fit."""
@@ -111,11 +116,7 @@ def default_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
     head_dim, value_dim = columns_of(head_dim), columns_of(value_dim)
     wide = head_dim + value_dim
     if wide <= 128:
-        return AttentionBackwardConfig(block_q=128)
+        return AttentionBackwardConfig(block_q=128, ds_stages=3, dq_ahead=False)
     if wide <= 256:
-        return AttentionBackwardConfig()
-    for ds_stages, dq_stages in ((2, 2), (2, 1), (1, 1)):
-        config = AttentionBackwardConfig(split=True, ds_stages=ds_stages, dq_stages=dq_stages, dq_registers=64)
-        if config.shared_bytes(head_dim, value_dim) <= SHARED_LIMIT:
-            break
-    return config
+        return AttentionBackwardConfig(ds_stages=3)
+    return AttentionBackwardConfig(split=True, compute_registers=232)

@@ -43,7 +43,7 @@ def query_gradients(
     """
     out_type = jax.ShapeDtypeStruct((b, s, h, d), dtype)
     d, dv = columns_of(d), columns_of(dv)  # of tiles
-    keys = 64 if d <= 192 else 32  # of a block: as many as there are registers for
+    keys = 64
 
     def shared_bytes(stages: int) -> int:
         return 2 * (QUERIES * (d + dv) + keys * ((stages + 1) * d + stages * dv)) + 8 * (COMPUTES + 4 * stages + 2)

@@ -173,7 +173,7 @@ def memory(work: Work, arrays: Any, tiles: Any, barriers: Any) -> None:
 def make_dq(work: Work, dq_sum: Any, k_tile: Any, ds_tile: Any, dq_tile: Any, k_full: Any, ds_barriers: Any) -> None:
     """dQ = dS K, 64 queries and some columns at a time, added to what the blocks of other keys make of it.
 
-    Each part leaves while the product of the next is under way, which has its registers.
+    `dq_ahead`: the product of the next part, which takes over the registers, begins before a part has left.
     """
     build, c = work.build, work.build.config
     parts, columns = c.parts(build.d), c.part_columns(build.d)
@@ -181,39 +181,68 @@ def make_dq(work: Work, dq_sum: Any, k_tile: Any, ds_tile: Any, dq_tile: Any, k_
     ds_full, ds_empty = ds_barriers
     per_block = build.queries // ROWS * parts
 
-    def sweep(dq_acc: Any) -> None:
-        def start(step: Any, part: int) -> None:
-            ds_slot = plgpu.rem(step, c.ds_stages)
-            if part == 0:
-                plgpu.barrier_wait(ds_full.at[ds_slot])
-            rows, some = plgpu.ds(part // parts * ROWS, ROWS), plgpu.ds(part % parts * columns, columns)
-            dq_acc[...] = jnp.zeros(dq_acc.shape, jnp.float32)
-            for w in range(build.key_tiles):
-                plgpu.wgmma(dq_acc, ds_tile.at[ds_slot * build.key_tiles + w, rows], k_tile.at[w, :, some])
+    def await_ds(step: Any) -> None:
+        plgpu.barrier_wait(ds_full.at[plgpu.rem(step, c.ds_stages)])
 
-        def finish(step: Any, part: int, place: Any, then: Callable[[], None] | None) -> None:
-            slot = plgpu.rem(step * per_block + part, c.dq_stages)
-            plgpu.wait_smem_to_gmem(c.dq_stages - 1, wait_read_only=True)
-            plgpu.wgmma_wait(0)
-            if part == per_block - 1:
-                plgpu.barrier_arrive(ds_empty.at[plgpu.rem(step, c.ds_stages)])
-            dq_tile[slot] = plgpu.to_fragments(dq_acc[...])
-            if then is not None:
-                then()
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(dq_tile.at[slot], dq_sum.at[place + part], reduction_op="add")
+    def start(dq_acc: Any, step: Any, part: Any) -> None:
+        tile = plgpu.rem(step, c.ds_stages) * build.key_tiles
+        rows = plgpu.ds(plgpu.div(part, parts) * ROWS, ROWS)
+        some = plgpu.ds(plgpu.rem(part, parts) * columns, columns)
+        dq_acc[...] = jnp.zeros(dq_acc.shape, jnp.float32)
+        for w in range(build.key_tiles):
+            plgpu.wgmma(dq_acc, ds_tile.at[tile + w, rows], k_tile.at[w, :, some])
 
-        def finish_all(step: Any, then: Callable[[], None] | None) -> None:
-            block, head = work.place(step)
-            place = ((work.batch * work.heads + head) * work.all_blocks + block) * per_block
+    def place(step: Any) -> Any:
+        """Of a step's first part, in dq_sum."""
+        block, head = work.place(step)
+        return ((work.batch * work.heads + head) * work.all_blocks + block) * per_block
+
+    def finish(dq_acc: Any, step: Any, part: Any, first: Any, then: Callable[[], None] | None = None) -> None:
+        slot = plgpu.rem(step * per_block + part, c.dq_stages)
+        plgpu.wait_smem_to_gmem(c.dq_stages - 1, wait_read_only=True)
+        plgpu.wgmma_wait(0)
+
+        @plgpu.when(part == per_block - 1)
+        def _() -> None:
+            plgpu.barrier_arrive(ds_empty.at[plgpu.rem(step, c.ds_stages)])
+
+        dq_tile[slot] = plgpu.to_fragments(dq_acc[...])
+        if then is not None:
+            then()
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(dq_tile.at[slot], dq_sum.at[first + part], reduction_op="add")
+
+    def one_by_one(dq_acc: Any) -> None:
+        def step(i: Any, _: None) -> None:
+            first = place(i)
+            await_ds(i)
+
+            def part(j: Any, _: None) -> None:
+                start(dq_acc, i, j)
+                finish(dq_acc, i, j, first)
+
+            lax.fori_loop(0, per_block, part, None)
+
+        lax.fori_loop(0, work.steps, step, None)
+
+    def ahead(dq_acc: Any) -> None:
+        def step(i: Any, then: Callable[[], None] | None) -> None:
+            first = place(i)
             for part in range(per_block - 1):
-                finish(step, part, place, functools.partial(start, step, part + 1))
-            finish(step, per_block - 1, place, then)
+                finish(dq_acc, i, part, first, functools.partial(start, dq_acc, i, part + 1))
+            finish(dq_acc, i, per_block - 1, first, then)
 
+        def begin(i: Any) -> None:
+            await_ds(i)
+            start(dq_acc, i, 0)
+
+        begin(0)
+        lax.fori_loop(0, work.steps - 1, lambda i, _: step(i, lambda: begin(i + 1)), None)
+        step(work.steps - 1, None)
+
+    @plgpu.when(work.steps > 0)
+    def _() -> None:
         plgpu.barrier_wait(k_full)
-        start(jnp.int32(0), 0)
-        lax.fori_loop(0, work.steps - 1, lambda i, _: finish_all(i, lambda: start(i + 1, 0)), None)
-        finish_all(work.steps - 1, None)
+        plgpu.run_scoped(ahead if c.dq_ahead else one_by_one, plgpu.ACC((ROWS, columns)))
 
-    plgpu.when(work.steps > 0)(lambda: plgpu.run_scoped(sweep, plgpu.ACC((ROWS, columns))))
     plgpu.wait_smem_to_gmem(0)

@@ -30,23 +30,18 @@ HIDDEN, EXPOSED = 0.4, 0.6
 # The warpgroup of dQ needs its accumulators and 32 registers besides, 64 at least; what it leaves, the computing ones get.
 SM90: list[Grid] = [
     {
-        "split": (split,),
         "dq_columns": (columns,),
         "compute_registers": (compute,),
         "dq_registers": (dq,),
         "block_q": (64, 128, 192),
-        "num_stages": (2, 3) if split else (1, 2, 3),
+        "num_stages": (1, 2, 3),
         "ds_stages": (1, 2, 3),
         "dq_stages": (1, 2),
+        "dq_ahead": (False, True),
     }
-    for split, columns, compute, dq in (
-        (False, 32, 208, 64),
-        (False, 64, 208, 72),
-        (False, 128, 192, 96),
-        (True, 32, 208, 64),
-        (True, 64, 208, 64),
-    )
+    for columns, compute, dq in ((32, 208, 64), (64, 208, 72), (128, 192, 96))
 ]
+SM90.append({"split": (True,), "compute_registers": (208, 232), "block_q": (64, 128), "num_stages": (2, 3)})
 
 
 class AttentionBackward(Attention):
@@ -185,16 +180,20 @@ def _cost(w: Attention, c: Any, chip: Chip) -> float:
     clocks.product(keys, queries, dv, True)  # dP
     clocks.product(keys, dv, queries, False)
     clocks.product(keys, d, queries, False)
-    clocks.product(queries, d, keys, True, c.parts(d))  # dQ
     clocks.move(2 * queries * dims)  # Q and dO come in
-    clocks.move(2 * keys * queries * (1 + 2 * c.split))  # dS; P, written and read
-    clocks.move(2 * 4 * queries * d)  # dQ's parts, written and read by TMA
+    if c.split:
+        clocks.move(2 * keys * queries * 2)  # P, written and read
+    else:
+        clocks.product(queries, d, keys, True, c.parts(d))  # dQ
+        clocks.move(2 * keys * queries)  # dS
+        clocks.move(2 * 4 * queries * d)  # dQ's parts, written and read by TMA
     clocks.move(COMPUTES * 4 * queries * 4 * (2 - c.split))  # LSE and delta: each warp reads them all
     longer = max(clocks.tensor, clocks.shared)
     elements = keys * queries
     work = elements / chip.exponentials + 8 * elements / chip.fp32_results
     step = longer + EXPOSED * max(work - HIDDEN * longer, 0.0) + STEP_OVERHEAD
-    step += (work if c.ds_stages == 1 and not c.split else 0) + 100 * (c.dq_stages == 1)  # what waits for the one slot
+    if not c.split:
+        step += (work if c.ds_stages == 1 else 0) + 100 * (c.dq_stages == 1)  # what waits for the one slot
     loads = 2 * queries * dims / chip.l2_bytes_per_clock
     step = max(step, (chip.load_latency + loads) / c.num_stages + (step if c.num_stages == 1 else 0))
     blocks, tiles = math.ceil(w.length / queries), math.ceil(w.kv_length / keys)
@@ -204,4 +203,18 @@ def _cost(w: Attention, c: Any, chip: Chip) -> float:
     share = units * (sum(steps) * step + tiles * BLOCK_OVERHEAD) / chip.multiprocessors
     waves = math.ceil(units * tiles / chip.multiprocessors) / (units * tiles / chip.multiprocessors)
     longest = max(steps) * step + BLOCK_OVERHEAD
-    return float(max(share * (waves if not w.causal else 1 + (waves - 1) / 2), longest)) / chip.clock
+    main = max(share * (waves if not w.causal else 1 + (waves - 1) / 2), longest)
+    return float(main + (_dq_alone(w, chip) if c.split else 0.0)) / chip.clock
+
+
+def _dq_alone(w: Attention, chip: Chip) -> float:
+    """Clocks of the kernel that makes dQ by itself: scores and dP again, and dQ, of 128 queries and 64 keys a step."""
+    d, dv, queries = w.head_dim, w.value_dim, 2 * ROWS
+    clocks = _Clocks(chip)
+    clocks.product(queries, ROWS, d, True)
+    clocks.product(queries, ROWS, dv, True)
+    clocks.product(queries, d, ROWS, False)
+    clocks.move(2 * ROWS * (d + dv))  # K and V come in
+    steps = w.batch * w.heads * math.ceil(w.length / queries) * math.ceil(w.kv_length / ROWS)
+    share = steps * (0.5 if w.causal else 1.0) / chip.multiprocessors
+    return share * (max(clocks.tensor, clocks.shared) + STEP_OVERHEAD)

@@ -52,7 +52,7 @@ def test_the_estimate_says_what_was_measured():
 
     assert 12.2e6 < clocks(128) < 13.2e6 and 14e6 < clocks(64, block_q=128) < 15.5e6
     assert clocks(64, block_q=128) < clocks(64, block_q=64)
-    assert clocks(128) < clocks(128, split=True, dq_registers=64) and clocks(128) < clocks(128, num_stages=1)
+    assert clocks(128) < clocks(128, split=True) and clocks(128) < clocks(128, num_stages=1)
 
 
 def test_keys_and_what_is_there_for_other_generations():
