@@ -1,11 +1,13 @@
 """Hopper attention backward: dQ, dK and dV of softmax(scale Q K^T) V.
 
-Three kernels.  `preprocess` makes what every score of a query needs, -LSE and the row sums of dO * O, and zeros where dQ is
-summed up.  The main kernel has a block for every 128 keys (64 at large head dims) of a KV head: it walks over the queries of all
-heads that share them, so that dK and dV stay in registers.  One thread issues the copies, two warpgroups compute, a fourth one
-makes dQ.  Scores are computed transposed, (keys, queries), as their accumulators are then the A operands of dV += P^T dO and
-dK += dS^T Q.  dS goes on through shared memory; dQ = dS K is added to global memory in float32 by TMA, in the order of the
-registers.  `postprocess` scales and rounds it.  Each may begin while the one before still runs, for whose end it waits.
+Three kernels.  `preprocess` makes what every score of a query needs, -LSE and the negative row sums of dO * O (`ndelta`), and
+zeros where dQ is summed up.  The main kernel has a block for every 128 keys (64 at large head dims) of a KV head: it walks over
+the queries of all heads that share them, so that dK and dV stay in registers.  One thread issues the copies, two warpgroups
+compute, a fourth one makes dQ.  Scores are computed transposed, (keys, queries), as their accumulators are then the A operands
+of dV += P^T dO and dK += dS^T Q.  dS goes on through shared memory; dQ = dS K is added to global memory in float32 by TMA, in
+the order of the registers.  `postprocess` scales and rounds it.  For determinism, and at large head dims, whose blocks would
+add too often, a kernel that computes the scores again makes dQ instead.  Each kernel may begin while the one before still runs,
+for whose end it waits.
 """
 
 from __future__ import annotations
@@ -56,16 +58,16 @@ def attention_backward(
     rows = (lse,) if d_lse is None else (lse, d_lse)
     with_dq = not (deterministic or config.split)
     preprocess = _preprocess(b, s, h, d, dv, config, with_dq, len(rows) == 2)
-    nlse, delta, *dq_sum = preprocess(out, d_out, *rows)
+    nlse, ndelta, *dq_sum = preprocess(out, d_out, *rows)
     build = Build(d, dv, dtype, config, causal, scale, with_dq)
     table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, bool(causal))
     again = [table] if config.split else []
     if not with_dq:
-        d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, delta, *again)
-        d_q = query_gradients(b, s, h, d, dv, dtype, config, causal, scale)(q, k, v, d_out, nlse, delta)
+        d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, ndelta, *again)
+        d_q = query_gradients(b, s, h, d, dv, dtype, config, causal, scale)(q, k, v, d_out, nlse, ndelta)
         return d_q, d_k, d_v
     main = _main(b, h_kv, t, len(table), build, dq_sum[0].shape)
-    d_v, d_k, total = main(table, q, k, v, d_out, nlse, delta, *dq_sum, *again)
+    d_v, d_k, total = main(table, q, k, v, d_out, nlse, ndelta, *dq_sum, *again)
     return _postprocess(b, s, h, d, dtype, config, scale)(total), d_k, d_v
 
 
@@ -77,7 +79,7 @@ def _params() -> Any:
 def _preprocess(
     b: int, s: int, h: int, d: int, dv: int, c: AttentionBackwardConfig, sums: bool, with_d_lse: bool
 ) -> Any:
-    """(out, d_out, lse, d_lse if there is one) -> (-LSE in base 2, row sums of dO O less d_lse, zeros), by blocks of 64 queries.
+    """(out, d_out, lse, d_lse if there is one) -> (-LSE in base 2, d_lse less the row sums of dO O, zeros), by 64 queries.
 
     The first two are (b, h, queries) float32, padded to whole blocks: there, and where a query sees no key, P = exp2(-inf).
     sums: whether there are zeros.
@@ -87,7 +89,7 @@ def _preprocess(
     padded = plgpu.cdiv(s, c.block_q) * c.block_q
 
     def body(out: Any, d_out: Any, lse: Any, *rest: Any) -> None:
-        d_lse, nlse, delta, *dq_sum = rest if with_d_lse else (None, *rest)
+        d_lse, nlse, ndelta, *dq_sum = rest if with_d_lse else (None, *rest)
         batch, head, block = (lax.axis_index(n) for n in ("batch", "head", "block"))
         plgpu.griddepcontrol_launch_dependents()
         plgpu.griddepcontrol_wait()
@@ -106,7 +108,7 @@ def _preprocess(
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=by_row) + block * ROWS
         seen = (row < plgpu.dim_size(lse, 2)) & (own != -jnp.inf)
         nlse[batch, head, rows] = jnp.where(seen, own * -LOG2_E, -jnp.inf)
-        delta[batch, head, rows] = jnp.where(seen, products, 0.0)
+        ndelta[batch, head, rows] = jnp.where(seen, -products, 0.0)
         place = (batch * plgpu.dim_size(nlse, 1) + head) * plgpu.div(plgpu.dim_size(nlse, 2), ROWS) + block
 
         def clear(i: Any, _: None) -> None:
@@ -171,7 +173,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
         def take(there: bool = True) -> Any:
             return left.pop(0) if there else None
 
-        v, d_out, nlse, delta = (take() for _ in range(4))
+        v, d_out, nlse, ndelta = (take() for _ in range(4))
         take(with_dq)  # the sums so far; they are the last output, too
         same_table = take() if c.split else table  # under another address, which no register then holds through a loop
         d_v, d_k, dq_sum = take(), take(), take(with_dq)
@@ -189,7 +191,7 @@ def _main(b: int, h_kv: int, t: int, blocks: int, build: Build, sums: tuple[int,
 
         @plgpu.when(wg == memory_wg)
         def _() -> None:
-            memory(work(), (q, k, v, d_out, nlse, delta), tiles, barriers)
+            memory(work(), (q, k, v, d_out, nlse, ndelta), tiles, barriers)
 
         if c.split:
 

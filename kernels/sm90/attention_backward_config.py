@@ -59,8 +59,8 @@ class AttentionBackwardConfig(Config):
         if total > pool:
             more = " + ".join(map(str, given))
             raise ValueError(
-                f"{COMPUTES} x {self.compute_registers} + {more} = {total} registers; the pool of {4 - self.split} warpgroups has "
-                f"{pool}"
+                f"{COMPUTES} x {self.compute_registers} + {more} = {total} registers; the pool of {4 - self.split} warpgroups "
+                f"has {pool}"
             )
         for n in (self.compute_registers, self.memory_registers, self.dq_registers):
             if n % 8 or not 24 <= n <= 240:

@@ -37,7 +37,7 @@ def query_gradients(
     causal: Causal,
     scale: float,
 ) -> Any:
-    """The kernel (q, k, v, d_out, nlse, delta) -> dQ; nlse and delta as `preprocess` makes them.
+    """The kernel (q, k, v, d_out, nlse, ndelta) -> dQ; nlse and ndelta as `preprocess` makes them.
 
     Of the config, which is made for the kernel of dK and dV, it takes the stages, as many as fit.
     """
@@ -88,14 +88,14 @@ def query_gradients(
         """64 queries."""
         plgpu.set_max_registers(240, action="increase")
         batch, head, tile = place
-        nlse, delta = rows_of
+        nlse, ndelta = rows_of
         q_tile, do_tile, k_tile, v_tile = tiles
         q_full, k_full, k_empty, v_full, v_empty = barriers
         first_row = tile * QUERIES + wg * ROWS
         rows, by_row = plgpu.ds(first_row, ROWS), plgpu.Layout.WGMMA.reduce(1)
         seen = Mask(causal, dq, k, keys)
         needed = seen.blocks_before((tile + 1) * QUERIES)
-        own_nlse, own_delta = (plgpu.load(x.at[batch, head, rows], layout=by_row) for x in (nlse, delta))
+        own_nlse, own_ndelta = (plgpu.load(x.at[batch, head, rows], layout=by_row) for x in (nlse, ndelta))
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=by_row) + first_row
         own_nlse = jnp.where(row < plgpu.dim_size(nlse, 2), own_nlse, -jnp.inf)  # past the padding
 
@@ -117,7 +117,7 @@ def query_gradients(
                     if masked:
                         scores = seen.apply(scores, needed - 1 - i, first_row, plgpu.Layout.WGMMA)
                     p = jnp.exp2(scores * factor + own_nlse[:, None])
-                    ds = (p * (dp_acc[...] - own_delta[:, None])).astype(dtype)
+                    ds = (p * (dp_acc[...] + own_ndelta[:, None])).astype(dtype)
                     if old_ds is not None:
                         plgpu.wgmma_wait(0)
                         plgpu.barrier_arrive(k_empty.at[plgpu.rem(i - 1, k_stages)])
@@ -156,7 +156,7 @@ def query_gradients(
 
         plgpu.run_scoped(accumulate, plgpu.ACC((ROWS, d)))
 
-    def body(q: Any, k: Any, v: Any, d_out: Any, nlse: Any, delta: Any, dq: Any, *scratch: Any) -> None:
+    def body(q: Any, k: Any, v: Any, d_out: Any, nlse: Any, ndelta: Any, dq: Any, *scratch: Any) -> None:
         tiles, barriers, wg = scratch[:4], scratch[4:], lax.axis_index("wg")
         tile = lax.axis_index("tile")
         if causal:  # the longest first
@@ -171,7 +171,7 @@ def query_gradients(
 
         @plgpu.when(wg < COMPUTES)
         def _() -> None:
-            compute(wg, place, k, (nlse, delta), dq, tiles, barriers)
+            compute(wg, place, k, (nlse, ndelta), dq, tiles, barriers)
 
     def ring(count: int) -> tuple[Any, Any]:
         return plgpu.Barrier(num_barriers=count), plgpu.Barrier(num_arrivals=COMPUTES, num_barriers=count)

@@ -138,8 +138,8 @@ def memory(work: Work, arrays: Any, tiles: Any, barriers: Any) -> None:
     build = work.build
     stages, queries = build.config.num_stages, build.queries
     plgpu.set_max_registers(build.config.memory_registers, action="decrease")
-    q, k, v, d_out, nlse, delta = arrays
-    k_tile, v_tile, q_tile, do_tile, nlse_tile, delta_tile = tiles
+    q, k, v, d_out, nlse, ndelta = arrays
+    k_tile, v_tile, q_tile, do_tile, nlse_tile, ndelta_tile = tiles
     k_full, v_full, q_full, q_empty, do_full, do_empty = barriers
 
     def load_keys(x: Any, columns: int, tile: Any, full: Any) -> None:
@@ -165,7 +165,7 @@ def memory(work: Work, arrays: Any, tiles: Any, barriers: Any) -> None:
         plgpu.when(i == 0)(lambda: load_keys(k, build.d, k_tile, k_full))
         load_queries(i, q, build.d, q_tile, nlse, nlse_tile, q_full, q_empty)
         plgpu.when(i == 0)(lambda: load_keys(v, build.dv, v_tile, v_full))
-        load_queries(i, d_out, build.dv, do_tile, delta, delta_tile, do_full, do_empty)
+        load_queries(i, d_out, build.dv, do_tile, ndelta, ndelta_tile, do_full, do_empty)
 
     lax.fori_loop(0, work.steps, step, None)
 
