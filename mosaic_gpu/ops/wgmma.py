@@ -1,7 +1,7 @@
 """Warpgroup matrix multiply-accumulate (PTX ISA 9.7.15, wgmma.mma_async).
 
-Each `wgmma` is one group: fence where it needs one, an m64nNkK per 64 rows and per 32 bytes of K, commit.  The planner puts the waits that
-reading an accumulator needs; `wgmma_wait` places them where the user wants them.
+Each `wgmma` is one group: fence where it needs one, an m64nNkK per 64 rows and per 32 bytes of K, commit.  The planner puts
+the waits that reading an accumulator needs; `wgmma_wait` places them where the user wants them.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def test_gradients_on_blackwell_are_refused_by_name():
     ("d", "config"),
     [
         (64, AttentionBackwardConfig(compute_registers=192, memory_registers=40, dq_registers=64)),
-        (192, AttentionBackwardConfig(split=True, num_stages=3, ds_stages=1, dq_stages=1, dq_registers=64)),
+        (192, AttentionBackwardConfig(split=True, num_stages=3)),
     ],
 )
 def test_deterministic_takes_every_config_that_fits(d, config):

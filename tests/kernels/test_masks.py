@@ -57,9 +57,7 @@ def test_forward(s: int, t: int, config: Any) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("s", "t"), LENGTHS[:-1])  # of one key dQ and dK are zero: no norm to compare with
-@pytest.mark.parametrize(
-    ("d", "config"), [(64, None), (128, None), (64, AttentionBackwardConfig(split=True, dq_registers=64))]
-)
+@pytest.mark.parametrize(("d", "config"), [(64, None), (128, None), (64, AttentionBackwardConfig(split=True))])
 def test_backward(s: int, t: int, d: int, config: Any, deterministic: bool) -> None:
     q, k, v, d_out = inputs(s, t, d)
     call = functools.partial(BOTTOM_RIGHT, backward_config=config, deterministic=deterministic)

@@ -143,7 +143,7 @@ _("both warpgroups must tell of the ones", "C8", barrier("ones", num_arrivals=2)
 
 _ = of("attention_backward")
 Q, DO, K, V = (f"copy_gmem_to_smem {x}_tile*" for x in ("q", "do", "k", "v"))
-NUMBERS = ("copy_gmem_to_smem nlse_tile*", "copy_gmem_to_smem delta_tile*", "load*")
+NUMBERS = ("copy_gmem_to_smem nlse_tile*", "copy_gmem_to_smem ndelta_tile*", "load*")
 READ_Q, READ_DO, READ_K, READ_V = (f"wgmma {x}_tile*" for x in ("q", "do", "k", "v"))
 DS, READ_DS, DQ, ADD = "swap ds_tile*", "wgmma ds_tile*", "swap dq_tile*", "copy_smem_to_gmem dq_tile*"
 RESULT, LEAVES = "swap v_tile*", "copy_smem_to_gmem v_tile*"
@@ -171,22 +171,25 @@ fine("attention_backward", "dO is refilled unasked", "E4: Q, which is refilled b
 fine("attention_backward", "no products side by side", "E4: stricter", param("wgmma_wait*", n=0))
 
 
+_ = of("attention_backward_one_by_one")
+_("dS is not waited for", "C15", delete("barrier_wait ds_full*"), UNREAD, DS, READ_DS)
+_("dS is never released", "J", delete("when(barrier_arrive ds_empty)"), NEVER, *STUCK)
+_("no commit_smem for dQ", "B4", delete("commit_smem#-1"), RACE, DQ, ADD)
+_("dQ's tile is reused in flight", "D7", delete("wait_smem_to_gmem#-2"), RACE, DQ, ADD)
+_("dQ is read before its product has ended", "E4", delete("wgmma_wait#-1"), ("Race", "InFlightError"), READ_DS, DQ, DS)
+
+
 _ = of("attention_backward_split")
-P, READ_P, ALL_STUCK = "swap p_tile*", "load*", (*STUCK, "barrier_wait p_full*", "barrier_wait p_empty*")
+P, READ_P, ALL_STUCK = "swap p_tile*", "load*", (*STUCK[:-2], "barrier_wait p_full*", "barrier_wait p_empty*")
 _("P is not waited for", "C15", delete("barrier_wait p_full*"), UNREAD, P, READ_P)
 _("P is overwritten unasked", "C6", delete("when(barrier_wait p_empty#1)", "when(barrier_wait p_empty#1)"), OVERRUN, P, READ_P,
   "barrier_arrive p_full*", "barrier_wait p_full*")
 _("P is released before it is read", "C6", move("barrier_arrive p_empty#0", before="load p_tile#0"), RACE, P, READ_P)
 _("P is never released", "J", delete("barrier_arrive p_empty*"), NEVER, *ALL_STUCK)
 _("P is never handed on", "J", delete("barrier_arrive p_full*"), NEVER, *ALL_STUCK)
-_("no commit_smem for dS", "B4", delete("commit_smem#0", "commit_smem#1"), RACE, DS, READ_DS)
-_("dS is not waited for", "C15", delete("barrier_wait ds_full*"), UNREAD, DS, READ_DS)
-_("dS is overwritten unasked", "C6", delete("when(barrier_wait ds_empty#1)"), OVERRUN, DS, READ_DS)
 _("Q is released by one warpgroup for both", "C8", barrier("q_empty", num_arrivals=1), (*OVERRUN, *UNREAD), READ_Q, Q, *NUMBERS,
   "barrier_arrive q_empty*")
 _("dO is released by one warpgroup for both", "C8", barrier("do_empty", num_arrivals=1), (*OVERRUN, *UNREAD), READ_DO, DO,
   *NUMBERS, "barrier_arrive do_empty*", "barrier_wait do_empty*")
 _("no waits for products", "E4", delete("wgmma_wait*"), ("Race", "InFlightError"), Q, DO, K, V, READ_Q, READ_DO, READ_K, READ_V)
-fine("attention_backward_split", "later P's are released before they are read", "C6: Q's ring of two orders all but the first",
-  move("barrier_arrive p_empty#1", before="load p_tile#1"))
 # fmt: on

@@ -226,36 +226,49 @@ def _backward(config: Any) -> Any:
         delta[0, j] = (p * dp).sum(1)
         ds = p * (dp - delta[0, j][:, None])
         dq[j], dk, dv = ds @ f32(k[0, :, 0]), dk + ds.T @ f32(q[0, :, j]) * d**-0.5, dv + p.T @ f32(do[0, :, j])
-    # In the order of the registers: columns in pairs, rows 8 apart, columns 8 apart; a thread has four at a time.
-    tiles = dq.reshape(h * s // 64, 4, 2, 8, 8, 4, 2)  # warp, row's half, row | column's eighth, pair, column
-    total = tiles.transpose(0, 4, 1, 3, 5, 2, 6).reshape(h * s // 64, 32, 128)
-    build = Build(d, d, np.dtype(BF16), config, False, d**-0.5, True)
+    build = Build(d, d, np.dtype(BF16), config, False, d**-0.5, not config.split)
     table = key_tile_table(1, 1, t, 1, build.keys, False)
-    arrays = table, q, k, v, do, -lse / np.log(2), delta, np.zeros(total.shape), *([table] * config.split)
-    arrays = tuple(x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays)
-    kernel = backward90._main(1, 1, t, len(table), build, total.shape)
-    names = ["v", "d_out", "nlse", "delta", "start", *["same_table"] * config.split, "d_v", "d_k", "dq_sum"]
-    names += ["k_tile", "v_tile", "q_tile", "do_tile", "nlse_tile", "delta_tile"]
-    names += ["k_full", "v_full", "q_full", "q_empty", "do_full", "do_empty"]
-    names += ["ds_tile", "dq_tile", "ds_full", "ds_empty", "p_tile", "p_full", "p_empty"]
+    arrays = [table, q, k, v, do, (-lse / np.log(2)).astype(np.float32), (-delta).astype(np.float32)]
+    results = [dv[None, :, None], dk[None, :, None]]
+    names = ["v", "d_out", "nlse", "ndelta", "same_table" if config.split else "start", "d_v", "d_k"]
+    names += ["k_tile", "v_tile", "q_tile", "do_tile", "nlse_tile", "ndelta_tile"]
+    of_barriers = ["k_full", "v_full", "q_full", "q_empty", "do_full", "do_empty"]
+    if config.split:
+        kernel = backward90._main(1, 1, t, len(table), build)
+        arrays.append(table)
+        names += [*of_barriers, "p_tile", "p_full", "p_empty"]
+    else:
+        # In the order of the registers: columns in pairs, rows 8 apart, columns 8 apart; a thread has four at a time.
+        tiles = dq.reshape(h * s // 64, 4, 2, 8, 8, 4, 2)  # warp, row's half, row | column's eighth, pair, column
+        total = tiles.transpose(0, 4, 1, 3, 5, 2, 6).reshape(h * s // 64, 32, 128)
+        kernel = backward90._main(1, 1, t, len(table), build, total.shape)
+        arrays.append(np.zeros(total.shape, np.float32))
+        results.append(total)
+        names = [*names[:7], "dq_sum", *names[7:], *of_barriers, "ds_tile", "dq_tile", "ds_full", "ds_empty"]
     by_place = {f"rest[{i}]": name for i, name in enumerate(names)}
-    return kernel, "sm_90a", arrays, (dv[None, :, None], dk[None, :, None], total), by_place
+    return kernel, "sm_90a", tuple(arrays), tuple(results), by_place
 
 
 @maker
 def attention_backward() -> Any:
-    """Each computing warpgroup has 64 keys of its own."""
+    """Each computing warpgroup has 64 keys of its own; the next product of dQ begins before a part has left."""
     return _backward(backward90.AttentionBackwardConfig(block_q=64))
 
 
 @maker
+def attention_backward_one_by_one() -> Any:
+    """A part of dQ leaves before the next product begins."""
+    return _backward(backward90.AttentionBackwardConfig(block_q=64, dq_ahead=False))
+
+
+@maker
 def attention_backward_split() -> Any:
-    """The computing warpgroups share 64 keys; P goes from one to the other."""
-    return _backward(backward90.AttentionBackwardConfig(block_q=64, split=True, dq_registers=64))
+    """The computing warpgroups share 64 keys; P goes from one to the other, and there is no dQ."""
+    return _backward(backward90.AttentionBackwardConfig(block_q=64, split=True))
 
 
 NAMES = tuple(MAKERS)
-# Most of attention_short's equations are never reached, so their mutants would say nothing; those of the split backward kernel
-# have not been gone through yet.
-NOT_MUTATED = ("attention_short", "attention_backward_split")
+# Most of attention_short's equations are never reached, so their mutants would say nothing; those of the other two backward
+# kernels have not been gone through yet.
+NOT_MUTATED = ("attention_short", "attention_backward_one_by_one", "attention_backward_split")
 MUTATED = tuple(n for n in NAMES if n not in NOT_MUTATED)
