@@ -175,13 +175,16 @@ EQUIVALENT: dict[str, str] = {
                 "delete barrier_wait do_empty": _Q_COVERS_DO,
                 **{f"delete wgmma_wait#{i}": _Q_COVERS_DO for i in (1, 4)},
                 **{f"wgmma_wait#{i}: n 0 -> 1": _Q_COVERS_DO for i in (1, 4)},
-                **{f"delete wgmma_wait#{i}": _BEFORE_READ for i in (0, 2, 5, 7, 8, 9)},
-                **{f"wgmma_wait#{i}: n 0 -> 1": _BEFORE_READ for i in (0, 7, 8, 9)},
+                **{f"delete wgmma_wait#{i}": _BEFORE_READ for i in (0, 2, 5, 7, 8)},
+                **{f"wgmma_wait#{i}: n 0 -> 1": _BEFORE_READ for i in (0, 7, 8)},
+                "delete wgmma_wait#10": _LAST,
+                "wgmma_wait#10: n 0 -> 1": _LAST,
+                "delete barrier_arrive ds_empty#1": _LAST,
                 **{f"wgmma_wait#{i}: n 1 -> 2": _BEFORE_READ for i in (2, 5)},
                 "delete barrier_arrive do_empty#2": _LAST,
                 "delete wait_smem_to_gmem#0": "dV is the first to be stored",
                 "wait_smem_to_gmem#0: n 0 -> 1": "dV is the first to be stored",
-                **{f"wait_smem_to_gmem#{i}: wait_read_only -> True": _END for i in (2, 4)},
+                **{f"wait_smem_to_gmem#{i}: wait_read_only -> True": _END for i in (2, 5)},
             },
         }.items()
         for what, why in changes.items()
@@ -234,12 +237,11 @@ VALUE: dict[str, str] = {
     **{f"attention_backward: load#{i}: slot of nlse_tile +1": _HELD for i in (2, 4)},
     "attention_backward: wgmma dp_acc v_tile do_tile#2: slot of do_tile +1": _HELD,
     "attention_backward: wgmma accs[1] do_tile#2: slot of do_tile +1": _HELD,
-    "attention_backward: load#5: slot of delta_tile +1": _HELD,
-    "attention_backward: for(barrier_wait ds_full): lower bound +1": _AHEAD,
-    "attention_backward: for(barrier_wait ds_full): upper bound -1": _LEFT_OUT,
-    "attention_backward: wgmma dq_acc ds_tile k_tile#0: slot of ds_tile +1": _OTHER_KEYS,
-    "attention_backward: wgmma dq_acc ds_tile k_tile#1: slot of ds_tile -1": _OTHER_KEYS,
-    **{f"attention_backward: wgmma dq_acc ds_tile k_tile#{i}: slot of k_tile +1": _OTHER_KEYS for i in (0, 1)},
+    "attention_backward: load#5: slot of ndelta_tile +1": _HELD,
+    **{f"attention_backward: wgmma dq_acc ds_tile k_tile#{i}: slot of ds_tile +1": _OTHER_KEYS for i in (0, 2)},
+    **{f"attention_backward: wgmma dq_acc ds_tile k_tile#{i}: slot of ds_tile -1": _OTHER_KEYS for i in (1, 3)},
+    **{f"attention_backward: wgmma dq_acc ds_tile k_tile#{i}: slot of k_tile +1": _OTHER_KEYS for i in range(4)},
+    "attention_backward: copy_smem_to_gmem dq_tile#1: slot of dq_tile +1": "the part before is there, too, and stays",
 }
 
 # Defects that the simulator does not report as it should, with the rule that should catch them.
