@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.frontend.tracebacks import located_at_its_call
 from mosaic_gpu.kernels import attention_gradient, dispatch, xla
-from mosaic_gpu.kernels.attention_gradient import NO_GRADIENTS
+from mosaic_gpu.kernels.attention_gradient import NO_BIAS_GRADIENTS, NO_GRADIENTS
 from mosaic_gpu.kernels.masks import Causal
 from mosaic_gpu.kernels.sm90 import attention as sm90
 from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
-from mosaic_gpu.kernels.sm90.attention_config import NO_BIAS
 from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.kernels.tiles import check_head_dims
 from mosaic_gpu.runtime.device import default_arch
@@ -51,9 +50,8 @@ def attention(
     causal: query i sees keys 0 to i; "bottom_right": the last query sees all keys, each before it one less (query i the keys
     0 to i + t - s), as FlashAttention has it.  scale: positive, default d ** -0.5.
     bias: (..., h, s, t), added to the scaled scores; mask: bool, of that shape: False keys are not seen.  Any extent of either
-    but the last may be 1, which stands for all.  Our kernel rounds a bias to q's dtype and takes a mask as one of -inf; both are
-    written out for every query, and where t is no multiple of 8 copied.  In Blackwell's kernel and 'xla'; Hopper's has
-    neither yet: UnsupportedCall.
+    but the last may be 1, which stands for all.  Our kernels round a bias to q's dtype and take a mask as one of -inf; both are
+    written out for every query, and where t is no multiple of 8 copied.
     return_lse: also return the natural log-sum-exp of the scaled scores, with the bias, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.  Scaled scores must stay below 2^28 in magnitude: beyond, the
     exponential of a float32 rounding error over- or underflows.
@@ -73,7 +71,7 @@ def attention(
     (`mosaic_gpu.explain_config("attention_backward", q, k, v, causal=...)`).
 
     On Hopper differentiable once, in reverse mode: dQ, dK and dV come from kernels of their own; the cotangent of a returned LSE
-    counts.  On Blackwell not yet: UnsupportedCall names implementation='xla', which is.
+    counts.  With a bias or a mask, and on Blackwell, not yet: UnsupportedCall names implementation='xla', which is.
     Output and LSE are what the backward pass keeps besides q, k and v; checkpoint policies know them as "attention_out"
     and "attention_lse".  Forward mode and second derivatives raise UnsupportedCall (a forward mode over a jit around
     attention: JAX's own TypeError).
@@ -113,14 +111,15 @@ def attention(
         arrays = flat(q), flat(k), flat(v)
         biased = bias is not None or mask is not None
         c = choose_config(*arrays, causal, biased) if config is None else config
+        biases = [_as_bias(of_scores(bias), of_scores(mask), s, q.dtype)] if biased else []
         if isinstance(c, sm90.AttentionConfig):
             dispatch.match_generation(c, arch)
-            if biased:
-                raise UnsupportedCall(f"attention: {NO_BIAS}")
+            if biased and backward_config is not None:
+                raise UnsupportedCall(f"attention: backward_config with a bias or a mask: {NO_BIAS_GRADIENTS}")
             call = attention_gradient.Call(
                 c, backward_config, causal, scale, return_lse, deterministic, config is None, use_stable_softmax
             )
-            return attention_gradient.attend(call, *arrays)
+            return attention_gradient.attend(call, *arrays, *biases)
         if isinstance(c, Sm100Config):
             dispatch.match_generation(c, arch)
             if backward_config is not None:
@@ -131,8 +130,7 @@ def attention(
                     "or take implementation='xla'"
                 )
             call100 = functools.partial(sm100.attention, config=c, causal=causal, scale=scale, return_lse=return_lse)
-            biases = [_as_bias(of_scores(bias), of_scores(mask), s, q.dtype)] if biased else []
-            return attention_gradient.without_gradients(call100, *arrays, *biases)
+            return attention_gradient.without_gradients(call100, NO_GRADIENTS, *arrays, *biases)
         raise TypeError(f"config is an AttentionConfig of one of the generations, not {type(c).__name__}")
 
     def xlas() -> tuple[jax.Array, ...]:

@@ -21,6 +21,7 @@ from mosaic_gpu.runtime.device import default_arch
 
 Arrays = tuple[jax.Array, ...]
 NO_GRADIENTS = "there are no gradients on Blackwell yet; implementation='xla' has them"
+NO_BIAS_GRADIENTS = "there are no gradients with a bias or a mask on Hopper yet; implementation='xla' has them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +42,24 @@ class Call:
     stable: bool = True
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def without_gradients(call: Callable[..., Arrays], *arrays: jax.Array) -> Arrays:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def without_gradients(call: Callable[..., Arrays], reason: str, *arrays: jax.Array) -> Arrays:
     """call(*arrays), of which a derivative is refused by name."""
     return call(*arrays)
 
 
-def _refuse_gradients(*_: Any) -> NoReturn:
-    raise UnsupportedCall(f"attention: {NO_GRADIENTS}")
+def _refuse_gradients(_: Any, reason: str, *__: Any) -> NoReturn:
+    raise UnsupportedCall(f"attention: {reason}")
 
 
 without_gradients.defvjp(_refuse_gradients, _refuse_gradients)
 
 
-def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
-    """(out,) or (out, lse), differentiable in q, k and v: arrays of four dimensions that the dispatcher has checked."""
+def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None = None) -> Arrays:
+    """(out,) or (out, lse), differentiable in q, k and v unless there is a bias: arrays of four dimensions that the dispatcher
+    has checked."""
+    if bias is not None:
+        return without_gradients(functools.partial(_run, call), NO_BIAS_GRADIENTS, q, k, v, bias)
     try:
         # Made to vary alike before the derivative is taken: what that needs to sum over a mesh, JAX then knows.
         return _attend(call, *alike([q, k, v]))
@@ -70,11 +74,15 @@ def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
+    return _run(call, q, k, v)
+
+
+def _run(call: Call, *arrays: jax.Array) -> Arrays:
     config = call.config
     if call.chosen and call.return_lse:  # sums of rounded probabilities are for outputs, which are rounded as well
         config = dataclasses.replace(config, sum_by_product=False)
     options = {"causal": call.causal, "scale": call.scale, "return_lse": call.return_lse, "stable": call.stable}
-    return forward.attention(q, k, v, config=config, **options)
+    return forward.attention(*arrays, config=config, **options)
 
 
 def _forward(call: Call, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[Arrays, Arrays]:

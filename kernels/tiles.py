@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 import mosaic_gpu as plgpu
@@ -43,3 +44,9 @@ def tiles_of(count: int, rows: int, columns: int, dtype: Any, extra: int = 0) ->
     n = chunk(columns)
     transforms = plgpu.TilingTransform((rows, n)), plgpu.SwizzleTransform(2 * n)
     return plgpu.SMEM((count, rows, columns + extra), dtype, transforms=transforms)
+
+
+def whole_rows(bias: jax.Array) -> jax.Array:
+    """(b, h, s, t) with t a multiple of 8, by zeros: TMA moves rows of multiples of 16 bytes."""
+    missing = -bias.shape[3] % 8
+    return jnp.pad(bias, ((0, 0),) * 3 + ((0, missing),)) if missing else bias

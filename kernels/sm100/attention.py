@@ -35,7 +35,7 @@ from mosaic_gpu.kernels.sm100.attention_config import default_config as default_
 from mosaic_gpu.kernels.sm100.attention_loads import Loads
 from mosaic_gpu.kernels.sm100.attention_products import buffer, multiply
 from mosaic_gpu.kernels.sm100.attention_tiles import ANSWERS, ask_ahead, own_rows, walk
-from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
+from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of, whole_rows
 from mosaic_gpu.runtime.device import blackwell_arch, multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
@@ -61,7 +61,7 @@ def attention(
     (b, s, h, dv) and, if asked for, the LSE, (b, h, s) float32.
     """
     b, s, h, d = q.shape
-    dv, biases = v.shape[3], () if bias is None else (_whole_rows(bias),)
+    dv, biases = v.shape[3], () if bias is None else (whole_rows(bias),)
     config.check(d, dv, bool(biases))
     tiles = b * h * plgpu.cdiv(s, config.rows)
     listed = config.persistent and not config.dynamic
@@ -71,12 +71,6 @@ def attention(
     arch = blackwell_arch()
     kernel = _kernel(b, s, h, d, dv, walkers, jnp.dtype(q.dtype), config, causal, scale, return_lse, arch, bool(biases))
     return tuple(kernel(table, q, k, v, *biases))
-
-
-def _whole_rows(bias: jax.Array) -> jax.Array:
-    """TMA moves rows of multiples of 16 bytes."""
-    missing = -bias.shape[3] % 8
-    return jnp.pad(bias, ((0, 0),) * 3 + ((0, missing),)) if missing else bias
 
 
 @functools.lru_cache(maxsize=256)

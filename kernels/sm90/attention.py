@@ -6,6 +6,7 @@ tensor cores are busy throughout.  The warpgroups take turns on them (named barr
 while another multiplies.  Key blocks are visited from the last to the first: the blocks that
 need a mask, for the tail or the diagonal, come first, and the steady loop has none.  The output is rescaled only by those
 warps whose maximum has grown by more than `rescale_threshold`.  Each thread block walks a list of tiles (`schedule.py`).
+The memory warpgroup is in `attention_loads.py`; a bias, which it loads and the others add, in `attention_bias.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.kernels.masks import Causal, Mask, last_key_of_query_0
+from mosaic_gpu.kernels.sm90.attention_bias import BiasRing, scratch
 from mosaic_gpu.kernels.sm90.attention_config import ONES, ROWS, AttentionConfig
 from mosaic_gpu.kernels.sm90.attention_config import default_config as default_config
+from mosaic_gpu.kernels.sm90.attention_loads import memory
 from mosaic_gpu.kernels.sm90.schedule import tile_table
-from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
+from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of, whole_rows
 from mosaic_gpu.runtime.device import multiprocessors
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that a block without a visible key leaves no NaN
@@ -34,6 +37,7 @@ def attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    bias: jax.Array | None = None,
     *,
     config: AttentionConfig,
     causal: Causal,
@@ -43,18 +47,19 @@ def attention(
 ) -> tuple[jax.Array, ...]:
     """The kernel itself, for arrays that the dispatcher has checked.
 
-    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); returns (b, s, h, dv) and, if asked for, the LSE, (b, h, s)
-    float32.  stable: a row's maximum is subtracted before the exponentials.
+    q: (b, s, h, d); k: (b, t, h_kv, d); v: (b, t, h_kv, dv); bias: (b or 1, h or 1, s, t), of their dtype, or None; returns
+    (b, s, h, dv) and, if asked for, the LSE, (b, h, s) float32.  stable: a row's maximum is subtracted before the exponentials.
     """
     (b, s, h, d), dv = q.shape, v.shape[3]
-    config.check(d, dv)
+    biases = () if bias is None else (whole_rows(bias),)
+    config.check(d, dv, bool(biases))
     tiles = b * h * plgpu.cdiv(s, config.rows)
     blocks = min(tiles, multiprocessors()) if config.persistent else tiles
     diagonal = last_key_of_query_0(causal, s, k.shape[1])
     table = tile_table(b, h, k.shape[2], s, k.shape[1], d + dv, config.rows, config.block_kv, diagonal, blocks)
     tail = k.shape[1] % config.block_kv != 0  # of the length, all that the code depends on
-    kernel = _kernel(b, s, h, d, dv, blocks, jnp.dtype(q.dtype), config, causal, tail, scale, return_lse, stable)
-    return tuple(kernel(table, q, k, v))
+    options = config, causal, tail, scale, return_lse, stable, bool(biases)
+    return tuple(_kernel(b, s, h, d, dv, blocks, jnp.dtype(q.dtype), *options)(table, q, k, v, *biases))
 
 
 @functools.lru_cache(maxsize=256)
@@ -72,65 +77,15 @@ def _kernel(
     scale: float,
     return_lse: bool,
     stable: bool,
+    has_bias: bool = False,
 ) -> Any:
     keys, stages, computes = c.block_kv, c.num_stages, c.compute_warpgroups
     out_type = [jax.ShapeDtypeStruct((b, s, h, dv), dtype)]
     d, dv = columns_of(d), columns_of(dv)  # of tiles
-    piece = c.output_columns(d, dv)  # columns of the output in shared memory at a time
+    piece = c.output_columns(d, dv, has_bias)  # columns of the output in shared memory at a time
+    bias_slots = c.bias_slots(d, dv) if has_bias else 0
     wide = dv + ONES if c.sum_by_product else dv  # columns of the accumulator
     factor = scale * LOG2_E  # scores in base 2: exp2(factor * (score - max))
-
-    def memory(table: Any, q: Any, k: Any, v: Any, tiles: Any, barriers: Any) -> None:
-        """One thread issues every copy."""
-        plgpu.set_max_registers(c.memory_registers, action="decrease")
-        q_tile, k_tile, v_tile = tiles
-        q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-        heads_per_kv = plgpu.div(plgpu.dim_size(q, 2), plgpu.dim_size(k, 2))
-
-        seen, block = Mask(causal, q, k, keys), lax.axis_index("block")
-
-        def fill(carry: Any) -> Any:
-            turn, tile, before = carry
-            batch, head, needed = table[turn, block, 0], table[turn, block, 1], seen.blocks_before((tile + 1) * c.rows)
-            kv_head = plgpu.div(head, heads_per_kv)
-
-            def refill(x: Any, x_tile: Any, columns: int, full: Any, empty: Any, i: Any) -> None:
-                slot = plgpu.rem(before + i, stages)
-                some_keys = plgpu.ds((needed - 1 - i) * keys, keys)
-
-                @plgpu.when(before + i >= stages)
-                def _() -> None:
-                    plgpu.barrier_wait(empty.at[slot])
-
-                place = x_tile.at[slot, :, plgpu.ds(0, columns)]
-                plgpu.copy_gmem_to_smem(head_rows(x, batch, some_keys, kv_head, columns), place, full.at[slot])
-
-            def load_k(i: Any) -> None:
-                refill(k, k_tile, d, k_full, k_empty, i)
-
-            def load_v(i: Any) -> None:
-                refill(v, v_tile, dv, v_full, v_empty, i)
-
-            load_k(0)
-            for w in range(computes):
-
-                @plgpu.when(turn > 0)
-                def _(w: int = w) -> None:
-                    plgpu.barrier_wait(q_empty.at[w])
-
-                rows = plgpu.ds(tile * c.rows + w * ROWS, ROWS)
-                plgpu.copy_gmem_to_smem(head_rows(q, batch, rows, head, d), q_tile.at[w], q_full.at[w])
-
-            def step(i: Any, _: None) -> None:
-                load_k(i)
-                load_v(i - 1)  # a block's V is needed, and its slot is free, a step later than its K
-
-            lax.fori_loop(1, needed, step, None)
-            load_v(needed - 1)
-            return turn + 1, table[turn + 1, block, 2], before + needed
-
-        zero = jnp.int32(0)
-        lax.while_loop(lambda carry: carry[1] >= 0, fill, (zero, table[0, block, 2], zero))
 
     def compute(
         wg: Any,
@@ -143,6 +98,7 @@ def _kernel(
         barriers: Any,
         turns: Any,
         ones_written: Any,
+        ring: BiasRing | None,
     ) -> None:
         """64 query rows of every tile: online softmax over the key blocks."""
         plgpu.set_max_registers(c.compute_registers, action="increase")
@@ -160,6 +116,10 @@ def _kernel(
 
         def key_blocks(tile: Any) -> Any:
             return seen.blocks_before((tile + 1) * c.rows)
+
+        def read_scores(s_acc: Any, before: Any, i: Any = 0) -> Any:
+            """With the i-th key block after so many, and its bias."""
+            return s_acc[...] if ring is None else ring.add(s_acc[...], scale, wg, before + i)
 
         def mask(scores: Any, key_block: Any, tile: Any) -> Any:
             return seen.apply(scores, key_block, tile * c.rows + wg * ROWS, plgpu.Layout.WGMMA)
@@ -196,7 +156,10 @@ def _kernel(
                 new_top = jnp.maximum(top, highest)
             # Subtracted before it is scaled: as one FMA, LOWEST * factor - LOWEST * factor would be its rounding error.
             shrink = jnp.exp2((top - new_top) * factor)
-            p = jnp.exp2(scores * factor - (new_top * factor)[:, None])
+            if has_bias:  # of -1e9, say, whose product with the factor rounds by more than an exponent takes
+                p = jnp.exp2((scores - new_top[:, None]) * factor)
+            else:
+                p = jnp.exp2(scores * factor - (new_top * factor)[:, None])
             if not c.sum_by_product:
                 sums = sums * shrink[:, None] + fold_columns(p)
             return p, new_top, sums, shrink
@@ -279,7 +242,7 @@ def _kernel(
                 start_scores(s_acc, own_q, 0)
                 pass_turn()
                 end_scores(0, needed == 1, 0)
-                p, top, sums = first_softmax(s_acc[...], first_tile, needed)
+                p, top, sums = first_softmax(read_scores(s_acc, 0), first_tile, needed)
                 return carried_q(own_q), p.astype(dtype), top, sums
 
             def steps(tile: Any, needed: Any, before: Any, own_q: Any, carry: Any) -> Any:
@@ -293,7 +256,7 @@ def _kernel(
                         start_values(acc, p, before + i - 1)
                         pass_turn()
                         end_scores(before + i, i == needed - 1, 1)
-                        scores = s_acc[...]
+                        scores = read_scores(s_acc, before, i)
                         if masked:
                             scores = mask(scores, needed - 1 - i, tile)
                         new_p, new_top, new_sums, shrink = softmax(scores, top, sums)
@@ -329,7 +292,7 @@ def _kernel(
                         pass_turn()
                         end_values(done - 1, others=1)
                         end_scores(done, next_needed == 1, 0)
-                        new_p, new_top, new_sums = first_softmax(s_acc[...], next_tile, next_needed)
+                        new_p, new_top, new_sums = first_softmax(read_scores(s_acc, done), next_tile, next_needed)
                         return new_p.astype(dtype), new_top, new_sums
 
                     return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
@@ -365,20 +328,24 @@ def _kernel(
         plgpu.run_scoped(attend, plgpu.ACC((ROWS, wide)))
         plgpu.wait_smem_to_gmem(0)
 
-    def body(table: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any) -> None:
+    def with_bias(table: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, *rest: Any) -> None:
+        body(table, q, k, v, out, *rest, bias=bias)
+
+    def body(table: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, bias: Any = None) -> None:
         lse, rest = (rest[0], rest[1:]) if return_lse else (None, rest)
         tiles, barriers, turns, *rest = rest[:3], rest[3:9], rest[9], *rest[10:]
         o_tile, rest = (rest[0], rest[1:]) if piece else (None, rest)
-        ones_written = rest[0] if c.sum_by_product else None
+        ones_written, rest = (rest[0], rest[1:]) if c.sum_by_product else (None, rest)
+        ring = BiasRing(c, bias_slots, bias, *rest) if has_bias else None
         wg = lax.axis_index("wg")
 
         @plgpu.when(wg == computes)
         def _() -> None:
-            memory(table, q, k, v, tiles, barriers)
+            memory(c, (d, dv), causal, table, (q, k, v), tiles, barriers, ring)
 
         @plgpu.when(wg < computes)
         def _() -> None:
-            compute(wg, table, k, out, lse, tiles, o_tile, barriers, turns, ones_written)
+            compute(wg, table, k, out, lse, tiles, o_tile, barriers, turns, ones_written, ring)
 
     full, empty = plgpu.Barrier(num_barriers=stages), plgpu.Barrier(num_arrivals=computes, num_barriers=stages)
     q_type, k_type = tiles_of(computes, ROWS, d, dtype), tiles_of(stages, keys, d, dtype)
@@ -386,11 +353,12 @@ def _kernel(
     q_full, q_empty = plgpu.Barrier(num_barriers=computes), plgpu.Barrier(num_barriers=computes)
     turns = plgpu.NamedBarrier(num_warpgroups=2, num_barriers=computes)
     return plgpu.kernel(
-        body,
+        with_bias if has_bias else body,
         out_type + ([jax.ShapeDtypeStruct((b, h, s), jnp.float32)] if return_lse else []),
         scratch_types=[q_type, k_type, v_type, q_full, q_empty, full, empty, full, empty, turns]
         + ([tiles_of(computes, ROWS, piece, dtype)] if piece else [])
-        + ([plgpu.Barrier()] if c.sum_by_product else []),
+        + ([plgpu.Barrier()] if c.sum_by_product else [])
+        + (scratch(c, bias_slots, dtype) if has_bias else []),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=computes + 1,

@@ -75,34 +75,48 @@ class AttentionConfig(Config):
         """Query rows of a tile."""
         return ROWS * self.compute_warpgroups
 
-    def output_columns(self, head_dim: int, value_dim: int | None = None) -> int:
-        """Columns of the output that lie in shared memory at a time: all, half of them, or none."""
+    def output_columns(self, head_dim: int, value_dim: int | None = None, bias: bool = False) -> int:
+        """Columns of the output that lie in shared memory at a time: all, half of them, or none.  bias: whether there is one."""
+        return self._beside_keys(head_dim, value_dim or head_dim, bias)[0]
+
+    def bias_slots(self, head_dim: int, value_dim: int | None = None) -> int:
+        """Key blocks of a bias in flight: two where there is room for them, else one."""
+        return self._beside_keys(head_dim, value_dim or head_dim, True)[1]
+
+    def shared_bytes(self, head_dim: int, value_dim: int | None = None, bias: bool = False) -> int:
+        """Bytes of shared memory (16-bit operands).  bias: whether there is one."""
         value_dim = value_dim or head_dim
-        if self.output_tile is False:
-            return 0
+        return self._bytes(head_dim, value_dim, *self._beside_keys(head_dim, value_dim, bias))
+
+    def _beside_keys(self, head_dim: int, value_dim: int, bias: bool) -> tuple[int, int]:
+        """(columns of the output, key blocks of a bias) in shared memory.
+
+        First half of the output gives way, which leaves once a tile; then the second block of the bias, which is waited for in
+        every step; then the rest of the output.
+        """
         sizes = [n for n in (value_dim, value_dim // 2) if value_dim % n == 0 and n % 16 == 0]
-        fitting = [n for n in sizes if self._bytes(head_dim, value_dim, n) <= SHARED_LIMIT]
-        return fitting[0] if fitting else sizes[-1] if self.output_tile else 0
+        slots = (2, 1) if bias else (0,)
+        some = [(n, m) for m in slots for n in sizes if self.output_tile is not False]
+        some += [(0, m) for m in slots if not self.output_tile]
+        fitting = [x for x in some if self._bytes(head_dim, value_dim, *x) <= SHARED_LIMIT]
+        return fitting[0] if fitting else some[-1]
 
-    def shared_bytes(self, head_dim: int, value_dim: int | None = None) -> int:
-        """Bytes of shared memory (16-bit operands)."""
-        return self._bytes(head_dim, value_dim or head_dim, self.output_columns(head_dim, value_dim))
-
-    def _bytes(self, head_dim: int, value_dim: int, output_columns: int) -> int:
+    def _bytes(self, head_dim: int, value_dim: int, output_columns: int, bias_slots: int) -> int:
         ones = chunk(value_dim) if self.sum_by_product else 0
         keys = self.num_stages * self.block_kv * (head_dim + value_dim + ones)
-        barriers = 2 * self.compute_warpgroups + 4 * self.num_stages + self.sum_by_product
-        return 2 * (self.rows * (head_dim + output_columns) + keys) + 8 * barriers
+        barriers = 2 * self.compute_warpgroups * (1 + bias_slots) + 4 * self.num_stages + self.sum_by_product
+        rows = self.rows * (head_dim + output_columns + bias_slots * self.block_kv)
+        return 2 * (rows + keys) + 8 * barriers
 
-    def registers_needed(self, head_dim: int, value_dim: int | None = None) -> int:
-        """An estimate of a compute thread's registers: scores, output, P and what surrounds them."""
-        q = head_dim // 4 if self.q_in_registers else 0
-        return 24 + self.block_kv // 2 + (value_dim or head_dim) // 2 + self.block_kv // 4 + q
+    def registers_needed(self, head_dim: int, value_dim: int | None = None, bias: bool = False) -> int:
+        """An estimate of a compute thread's registers: scores, output, P, what surrounds them, and a bias on its way."""
+        q, added = head_dim // 4 if self.q_in_registers else 0, self.block_kv // 8 if bias else 0
+        return 24 + self.block_kv // 2 + (value_dim or head_dim) // 2 + self.block_kv // 4 + q + added
 
-    def check(self, head_dim: int, value_dim: int | None = None) -> None:
+    def check(self, head_dim: int, value_dim: int | None = None, bias: bool = False) -> None:
         """Raise UnsupportedCall for head dims there is no kernel for, ResourceExceeded if they do not fit.
 
-        head_dim: of Q and K; value_dim: of V and the output, None if it is the same.
+        head_dim: of Q and K; value_dim: of V and the output, None if it is the same; bias: whether there is one.
         """
         value_dim = value_dim or head_dim
         check_head_dims(head_dim, value_dim)
@@ -112,28 +126,35 @@ class AttentionConfig(Config):
             raise ResourceExceeded(
                 f"sum_by_product at head dim {dims}: a product has at most 256 columns; leave it out"
             )
-        if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
+        with_bias = " and a bias" if bias else ""
+        if self.shared_bytes(head_dim, value_dim, bias) > SHARED_LIMIT:
+            more = f", bias {2 * self.rows * self.block_kv}" if bias else ""
             raise ResourceExceeded(
-                f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {dims} take "
-                f"{self.shared_bytes(head_dim, value_dim)} bytes of shared memory (Q {2 * self.rows * head_dim}, K and V "
-                f"{2 * self.num_stages * self.block_kv * (head_dim + value_dim)}); a block has {SHARED_LIMIT}"
+                f"block_kv={self.block_kv} x {self.num_stages} stages at head dim {dims}{with_bias} take "
+                f"{self.shared_bytes(head_dim, value_dim, bias)} bytes of shared memory (Q {2 * self.rows * head_dim}, K and V "
+                f"{2 * self.num_stages * self.block_kv * (head_dim + value_dim)}{more}); a block has {SHARED_LIMIT}"
             )
-        if self.registers_needed(head_dim, value_dim) > self.compute_registers:
+        needed = self.registers_needed(head_dim, value_dim, bias)
+        if needed > self.compute_registers:
             raise ResourceExceeded(
-                f"block_kv={self.block_kv} at head dim {dims} needs about {self.registers_needed(head_dim, value_dim)} "
-                f"registers, compute_registers is {self.compute_registers}"
+                f"block_kv={self.block_kv} at head dim {dims}{with_bias} needs about {needed} registers, compute_registers is "
+                f"{self.compute_registers}"
             )
 
 
 def default_config(
-    head_dim: int, value_dim: int | None = None, length: int | None = None, causal: bool = False
+    head_dim: int, value_dim: int | None = None, length: int | None = None, causal: bool = False, bias: bool = False
 ) -> AttentionConfig:
     """What runs when nothing was tuned: at head dims 64, 96, 128 and 256 the fastest on an H200 (docs/performance.md).
 
-    length: of the queries, None for a long one.
+    length: of the queries, None for a long one.  bias: whether there is one; its defaults are not measured.
     """
     head_dim, value_dim = columns_of(head_dim), columns_of(value_dim or head_dim)
     widest = max(head_dim, value_dim)
+    if bias:  # which takes shared memory, and registers while it is added
+        ones = widest <= 128
+        keys = 128 if widest <= 64 else 96 if widest <= 128 else 64
+        return AttentionConfig(block_kv=keys, q_in_registers=ones, sum_by_product=ones)
     if widest <= 64 and (length is None or length > SHORT):
         return AttentionConfig(compute_warpgroups=3, compute_registers=160, memory_registers=32, sum_by_product=True)
     if widest <= 64 and not causal:  # tiles of 256 rows: a tile's start and end weigh as much as its few key blocks

@@ -57,7 +57,8 @@ class Case:
     @property
     def workload(self) -> Attention | Matmul:
         if self.kernel in ATTENTION:
-            return Attention.parse(self.shape, dtype=self.dtype, causal=self.causal)
+            bias = self.kernel == "biased_attention"
+            return Attention.parse(self.shape, dtype=self.dtype, causal=self.causal, bias=bias)
         return Matmul.parse(self.shape, dtype=self.dtype)
 
 
@@ -72,24 +73,11 @@ def call_of(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDt
         types = [((n, w.k), element) for n in (w.m, w.n)] + [((n, w.k // block), scale) for n in (w.m, w.n)]
         call = functools.partial(scaled_matmul, config=MatmulConfig(**case.config))
         return call, [jax.ShapeDtypeStruct(s, t) for s, t in types]
+    if case.kernel == "biased_attention":  # else the bias would be copied, which is no kernel of ours
+        assert isinstance(w, Attention) and w.kv_length % 8 == 0, f"{case}: keys are to be a multiple of 8"
     tunable = find_tunable("attention" if case.kernel in ATTENTION else case.kernel, generation)
-    if case.kernel == "biased_attention":
-        return _biased_call(case, arch)
-    default = tunable.default(w)
-    config = config_from(case.kernel, generation, {**default.to_json(), **case.config})
+    config = config_from(tunable.name, generation, {**tunable.default(w).to_json(), **case.config})
     return tunable.call(w, config), list(tunable.arguments(w))
-
-
-def _biased_call(case: Case, arch: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """Keys are to be a multiple of 8, as the kernel takes a bias."""
-    from mosaic_gpu.kernels.sm100.attention import attention, default_config
-
-    w = case.workload
-    assert isinstance(w, Attention) and w.kv_length % 8 == 0
-    config = dataclasses.replace(default_config(w.head_dim, w.value_dim, arch, bias=True), **case.config)
-    options: dict[str, Any] = dict(config=config, causal=w.causal, scale=w.head_dim**-0.5, return_lse=False)
-    shapes = [*w.shapes, w.bias_shape]
-    return lambda *x: attention(*x, **options)[0], [jax.ShapeDtypeStruct(s, jnp.dtype(w.dtype)) for s in shapes]
 
 
 def inputs(case: Case) -> tuple[tuple[Any, ...], Judge]:
@@ -148,10 +136,10 @@ def sweep(
         if "attention" in kernels:
             cases += [Case("attention", f"b4s4096d{d}", causal=causal, benchmark=True) for d in (64, 128, 256)]
             cases += [Case("attention", "b4s4096h16d192dv128", causal=causal, benchmark=True)]
+            cases += [Case("biased_attention", "b4s2048h8d128", causal=causal, benchmark=True)]
             if blackwell:
                 pair = {"pair": True, "kv_slots": 2, "p_parts": 2}
                 cases.append(Case("attention", "b4s4096d128", causal=causal, config=pair, benchmark=True))
-                cases.append(Case("biased_attention", "b4s2048h8d128", causal=causal, benchmark=True))
                 for c in ({"dynamic": True}, {"dynamic": True, **pair}):
                     cases.append(Case("attention", "b4s4096d128", causal=causal, config=c, benchmark=True))
     wide = {"tile_n": 256, "num_slots": 4, "pair": True}
@@ -169,6 +157,8 @@ def _attention(blackwell: bool) -> list[Case]:
     shapes = ["b2s1000h4kv2d64", "b1s777h4kv1d128", "b1s300t900h2d256", "b1s600h2d192dv128", "b1s200h2d80", "b1s1h1d64"]
     cases = [Case("attention", s, causal=causal) for s in shapes for causal in (False, True)]
     cases += [Case("attention", "b2s1000h4kv2d128", "float16", causal=True), Case("attention", "b1s64t5000h2d128")]
+    for s in ("b2s1000h4kv2d64", "b1s777t904h2d128", "b1s300t904h2d256"):
+        cases += [Case("biased_attention", s, causal=causal) for causal in (False, True)]
     if blackwell:
         changes: list[dict[str, Any]] = [
             {"p_parts": 2, "emulated_columns": 32},
@@ -183,8 +173,6 @@ def _attention(blackwell: bool) -> list[Case]:
         cases += [
             Case("attention", "b2s1500h4kv2d128", causal=causal, config=c) for c in changes for causal in (False, True)
         ]
-        for s in ("b2s1000h4kv2d64", "b1s777t904h2d128", "b1s300t904h2d256"):
-            cases += [Case("biased_attention", s, causal=causal) for causal in (False, True)]
         cases.append(
             Case("biased_attention", "b1s1504h4d128", causal=True, config={"pair": True, "p_parts": 2, "kv_slots": 2})
         )

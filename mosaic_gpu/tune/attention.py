@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import UnsupportedCall
 from .chip import Chip
 from .space import Grid, config_class, default_config, kernel_files
 from .tunable import Key, Tunable
@@ -86,15 +85,10 @@ class AttentionTunable(Tunable):
     def workload_of(
         self, q: Any, k: Any, v: Any = None, *, causal: Any = False, bias: Any = None, mask: Any = None, **rest: Any
     ) -> Attention:
-        """Of the arguments of `attention`; where a diagonal ends makes no difference, and a mask is a bias, which on Hopper is an
-        UnsupportedCall."""
+        """Of the arguments of `attention`; where a diagonal ends makes no difference, and a mask is a bias."""
         *batch, s, h, d = q.shape
         t, h_kv = k.shape[-3:-1]
         dv, biased = 0 if v is None else v.shape[-1], bias is not None or mask is not None
-        if biased and self.generation == "sm90":
-            from ..kernels.sm90.attention_config import NO_BIAS
-
-            raise UnsupportedCall(f"attention: {NO_BIAS}")
         return Attention(math.prod(batch), s, t, h, h_kv, d, str(q.dtype), bool(causal), dv, biased)
 
     def key(self, w: Attention) -> Key:
@@ -119,17 +113,15 @@ class AttentionTunable(Tunable):
 
     def default(self, w: Attention) -> Any:
         """Of the head dims and, on Hopper, the length."""
-        dims = (w.head_dim, w.value_dim)
-        if self.generation != "sm90":
-            return default_config("attention", self.generation, *dims, bias=w.bias)
-        return default_config("attention", self.generation, *dims, length=w.length, causal=w.causal)
+        call = {"length": w.length, "causal": w.causal} if self.generation == "sm90" else {}
+        return default_config("attention", self.generation, w.head_dim, w.value_dim, bias=w.bias, **call)
 
     def fits(self, w: Attention, config: Any) -> None:
-        """Shared memory and registers at this head dim; loads that reduce are of sm_103a; a bias is Blackwell's."""
+        """Shared memory and registers at this head dim; loads that reduce are of sm_103a."""
         from ..ops.tcgen05_rules import features_of
         from ..runtime.device import blackwell_arch
 
-        config.check(w.head_dim, w.value_dim, *([w.bias] if self.generation == "sm100" else []))
+        config.check(w.head_dim, w.value_dim, w.bias)
         if self.generation == "sm100" and config.load_reduces and not features_of(blackwell_arch()).load_reduction:
             raise ValueError(f"load_reduces=True: not on {blackwell_arch()}")
 
@@ -174,8 +166,8 @@ class AttentionTunable(Tunable):
 
     def sources(self) -> Sequence[Path]:
         """The kernel, how its tiles lie in shared memory, and their order."""
-        more = () if self.generation == "sm90" else ("attention_loads", "attention_products", "attention_tiles")
-        names = [f"{self.generation}/{n}.py" for n in ("attention", "attention_config", *more)]
+        more = ("attention_bias",) if self.generation == "sm90" else ("attention_products", "attention_tiles")
+        names = [f"{self.generation}/{n}.py" for n in ("attention", "attention_config", "attention_loads", *more)]
         return kernel_files(*names, "sm90/schedule.py", "tiles.py")
 
 
@@ -197,11 +189,14 @@ def _cost_sm90(w: Attention, c: Any, chip: Chip) -> float:
         products(keys, w.head_dim, not c.q_in_registers) + products(w.value_dim + 8 * c.sum_by_product, keys, False)
     )
     elements = ROWS * keys * warpgroups
-    softmax = elements / chip.exponentials + (5 - c.sum_by_product) * elements / chip.fp32_results
-    loads = 2 * keys * (w.head_dim + w.value_dim) / chip.l2_bytes_per_clock
+    # A bias is converted and added, and the shift no longer goes with the factor in one fma.
+    issued = 5 - c.sum_by_product + 3 * w.bias
+    softmax = elements / chip.exponentials + issued * elements / chip.fp32_results
+    loads = (2 * keys * (w.head_dim + w.value_dim) + 2 * elements * w.bias) / chip.l2_bytes_per_clock
     step = max(tensor, softmax, loads) + EXPOSED[warpgroups] * min(tensor, softmax) + STEP_OVERHEAD
     # A block that is asked for when its slot is free arrives in time only if the other slots last as long.
-    step = max(step, (chip.load_latency + loads) / c.num_stages)
+    slots = min(c.num_stages, c.bias_slots(w.head_dim, w.value_dim)) if w.bias else c.num_stages
+    step = max(step, (chip.load_latency + loads) / slots)
     return _seconds(w, chip, rows, keys, step, c.persistent, chip.multiprocessors)
 
 

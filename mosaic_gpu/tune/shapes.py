@@ -92,8 +92,8 @@ def workloads(tunable: Tunable, texts: Sequence[str], *, dtype: str, causal: boo
         if not masked and (causal is not None or any(w in MASKS for w in words)):
             raise ValueError(f"{tunable.name} has no mask: shape {text!r} is neither causal nor full")
         biased = {"bias": True} if "bias" in words else {}
-        if biased and not (tunable.name == "attention" and tunable.generation == "sm100"):
-            raise ValueError(f"{tunable.name} of {tunable.generation} takes no bias: shape {text!r}")
+        if biased and tunable.name != "attention":
+            raise ValueError(f"{tunable.name} takes no bias: shape {text!r}")
         for mask in masks:
             found[tunable.parse(shape, dtype=own_dtype, causal=mask, **biased)] = None
     return list(found)

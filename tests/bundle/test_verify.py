@@ -55,13 +55,16 @@ def test_block_scaled_cases(kind):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_with_a_bias(causal):
+@pytest.mark.parametrize(
+    ("arch", "config"), [("sm_100a", {"tile_k": 64, "emulated_columns": 0}), ("sm_90a", {"block_kv": 64})]
+)
+def test_attention_with_a_bias(causal, arch, config):
     """Of each head, with hidden keys; a batch dimension of 1 stands for all."""
-    case = Case("biased_attention", "b2s130t200h2kv1d64", causal=causal, config={"tile_k": 64, "emulated_columns": 0})
-    traced, operands = make.kernel_call(*make.call_of(case, "sm_100a"))
+    case = Case("biased_attention", "b2s130t200h2kv1d64", causal=causal, config=config)
+    traced, operands = make.kernel_call(*make.call_of(case, arch))
     outputs = tuple((tuple(a.shape), str(a.dtype)) for a in traced.out_avals)
     entry = files.Entry(str(case), case.to_json(), None, operands, outputs, (), "", 0, 0)
-    assert verify.check(entry, simulated("sm_100a")).status == "ok"
+    assert verify.check(entry, simulated(arch)).status == "ok"
 
 
 def test_wrong_results(made):

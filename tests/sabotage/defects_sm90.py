@@ -119,6 +119,25 @@ for _kernel in ("attention", "attention_causal", "attention_registers"):
     if _kernel == "attention_registers":
         _("Q is released before it is in registers", "D7", advance("barrier_arrive q_empty", "load"), RACE, Q, QREAD)
 
+_ = of("attention_bias")
+BIAS, ADDED, TOLD_B, WAIT_B = "copy_gmem_to_smem bias_tile", "load bias_tile*", "barrier_arrive b_empty", "barrier_wait b_empty"
+STUCK_B = (*STUCK, "barrier_wait b_full*", f"{WAIT_B}*")
+_("the bias is not waited for", "C15", delete("barrier_wait b_full*"), UNREAD, f"{BIAS}*", ADDED)
+_("the bias is refilled unasked", "C6", delete(*[f"when({WAIT_B})"] * 4), OVERRUN, f"{BIAS}*", ADDED)
+_("the wait of one warpgroup is left out", "C6", delete(f"when({WAIT_B}#3)"), OVERRUN, f"{BIAS}*", ADDED, *STUCK_B)
+_("the wait leaves out a refill", "C6", guard(f"when({WAIT_B}#2)", 1), OVERRUN, f"{BIAS}*", ADDED, *STUCK_B)
+_("the first lap waits, too", "C4", unguard(f"when({WAIT_B})"), DEADLOCK, *STUCK_B)
+_("the bias is never released", "J", delete(f"{TOLD_B}*"), NEVER, *STUCK_B)
+_("the steady loop does not release the bias", "J", delete(f"{TOLD_B}#1"), DEADLOCK, *STUCK_B)
+_("the bias is released before it is read", "D7", advance(TOLD_B, "load"), RACE, f"{BIAS}*", ADDED)
+_("the bias is released twice", "C8", double(f"{TOLD_B}#1"), (*OVERRUN, *DEADLOCK), f"{BIAS}*", ADDED, f"{TOLD_B}*", *STUCK_B)
+_("the other warpgroup's bias is released", "C8", slot(f"{TOLD_B}#1", "b_empty"), (*OVERRUN, *DEADLOCK, "OutOfBounds"),
+  f"{BIAS}*", ADDED, f"{TOLD_B}*", *STUCK_B)
+_("the other warpgroup's bias is added", "C15", slot(ADDED, "bias_tile", -1), (*UNREAD, "OutOfBounds"), f"{BIAS}*", ADDED)
+_("the bias goes to the other warpgroup's tile", "C15", slot(BIAS, "bias_tile"), (*OVERRUN, *UNREAD), f"{BIAS}*", ADDED)
+_("the bias signals K's barrier", "C15", retarget(BIAS, "b_full", "k_full"), (*OVERRUN, *DEADLOCK, *NEVER), f"{BIAS}*", *STUCK_B)
+_("two copies, one barrier", "C11", slot(f"{BIAS}#2", "b_full"), (*OVERRUN, *DEADLOCK), f"{BIAS}*", ADDED, *STUCK_B)
+
 _ = of("attention_short")
 _("Q is not waited for", "C15", delete("barrier_wait q_full*"), UNREAD, "wgmma q_tile*", Q)
 _("Q is refilled unasked", "C6", delete("when(barrier_wait q_empty)"), OVERRUN, "wgmma q_tile*", Q)

@@ -15,6 +15,10 @@ _V_COVERS_K = (
     "E4: before this K is refilled the producer waits for a V that is released when both have ended; for the scores the "
     "planner waits itself"
 )
+_BIAS_COVERS_K = (
+    "E4: before this K is refilled the producer waits for a bias that is read behind the scores; for those the planner waits "
+    "itself"
+)
 _K_COVERS_V = (
     "E4: before this V is refilled the producer waits for a K whose scores began behind the last product with the V before, and "
     "which is released when both have ended"
@@ -104,6 +108,27 @@ EQUIVALENT: dict[str, str] = {
                     for b in ("k_empty#0", "v_empty#1")
                     for n in (1, 3)
                 },
+            },
+            "attention_bias": {
+                "wait_smem_to_gmem#1: wait_read_only -> True": _END,
+                **{f"when(barrier_arrive q_empty#{i}): eq 1 -> eq {n}": _NOT_RUN for i in (0, 2) for n in (0, 2)},
+                **{f"delete barrier_arrive q_empty#{i}": _NOT_RUN for i in (0, 2)},
+                **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
+                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                **{f"delete wgmma_wait#{i}": _BIAS_COVERS_K for i in (0, 5)},
+                **{f"wgmma_wait#{i}: n 0 -> 1": _BIAS_COVERS_K for i in (0, 5)},
+                "delete wgmma_wait#3": _LAST,
+                "wgmma_wait#3: n 0 -> 1": _LAST,
+                "delete wgmma_wait#4": _K_COVERS_V,
+                "wgmma_wait#4: n 1 -> 2": _K_COVERS_V,
+                "delete barrier_arrive v_empty#1": _LAST,
+                "turns: num_warpgroups 2 -> 1": _TURNS,
+                **{
+                    f"when(barrier_wait {b}): ge 3 -> ge {n}": _COUNTS
+                    for b in ("k_empty#0", "v_empty#1")
+                    for n in (2, 4)
+                },
+                **{f"when(barrier_wait b_empty#{i}): ge 2 -> ge {n}": _COUNTS for i in (0, 1) for n in (1, 3)},
             },
             "attention_causal": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
@@ -227,6 +252,7 @@ VALUE: dict[str, str] = {
     "sm100_staged: for(barrier_wait empty): upper bound +1": "a step more is written; the next tile takes it for its first",
     "sm100_staged: accumulate of tcgen05_mma acc a_tile b_tile: gt 0 -> gt 1": "the second step overwrites the first",
     "attention: wgmma acc v_tile#1: slot of v_tile +1": _LAST_V,
+    **{f"attention_bias: wgmma acc v_tile#1: slot of v_tile {by}": _LAST_V for by in ("+1", "-1")},
     "attention_causal: wgmma acc v_tile#2: slot of v_tile +1": _LAST_V,
     "attention_registers: wgmma acc v_tile#1: slot of v_tile -1": _LAST_V,
     "attention_causal: wgmma s_acc q_tile k_tile#1: slot of q_tile +1": _OTHER_Q,

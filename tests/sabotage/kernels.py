@@ -156,10 +156,11 @@ def sm100_attention_bias() -> Any:
     return _attention100(with_bias=True)
 
 
-def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:
+def _attention(queries: int, keys: int, causal: bool, with_bias: bool = False, **config: Any) -> Any:
     rng = np.random.default_rng(3)
     d = 64
     q, k, v = (rng.standard_normal((1, n, 1, d)).astype(BF16) for n in (queries, keys, keys))
+    more = [rng.standard_normal((1, 1, queries, keys)).astype(BF16)] if with_bias else []
 
     def kernel(*arrays: jax.Array) -> Any:
         # One block takes all query tiles, one after the other.
@@ -172,12 +173,13 @@ def _attention(queries: int, keys: int, causal: bool, **config: Any) -> Any:
                 return_lse=False,
             )
 
-    scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * d**-0.5
+    scores = f32(q[0, :, 0]) @ f32(k[0, :, 0]).T * d**-0.5 + sum(f32(x[0, 0]) for x in more)
     if causal:
         scores = np.where(np.arange(keys)[None] <= np.arange(queries)[:, None], scores, -np.inf)
     p = np.exp(scores - scores.max(1, keepdims=True))
     out = p @ f32(v[0, :, 0]) / p.sum(1, keepdims=True)
-    return kernel, "sm_90a", (q, k, v), (out[None, :, None],), ATTENTION_NAMES
+    ring = {f"rest[{11 + i}]": name for i, name in enumerate(("bias_tile", "b_full", "b_empty"))} if with_bias else {}
+    return kernel, "sm_90a", (q, k, v, *more), (out[None, :, None],), ATTENTION_NAMES | ring
 
 
 # Two or three tiles of queries, and so many key blocks that every barrier of the ring comes round again.
@@ -209,6 +211,12 @@ def attention_registers() -> Any:
 def attention_ones() -> Any:
     """The products sum the rows of P by columns of ones that a warpgroup wrote for all; no turns, which would order that, too."""
     return _attention(384, 192, causal=False, output_tile=True, sum_by_product=True, take_turns=False)
+
+
+@maker
+def attention_bias() -> Any:
+    """A ring of two key blocks of a bias for each warpgroup.  With three of K and V, whose own waits would else cover it."""
+    return _attention(384, 320, causal=False, with_bias=True, output_tile=True, num_stages=3)
 
 
 def _backward(config: Any) -> Any:

@@ -7,13 +7,17 @@ import jax.numpy as jnp
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
+from mosaic_gpu.errors import ResourceExceeded
 from mosaic_gpu.kernels import attention as dispatcher
+from mosaic_gpu.kernels.sm90.attention_config import default_config as default90
 from mosaic_gpu.kernels.sm100 import attention as sm100
 from mosaic_gpu.kernels.sm100.attention_config import AttentionConfig, default_config
+from mosaic_gpu.plan.resources import SHARED_LIMIT
 from mosaic_gpu.runtime import device
+from mosaic_gpu.tune.chip import H200
 from mosaic_gpu.tune.search import Store
 from mosaic_gpu.tune.shapes import workloads
+from mosaic_gpu.tune.space import config_from
 from mosaic_gpu.tune.tunable import find_tunable
 
 B200 = "nvidia_b200"
@@ -90,12 +94,21 @@ def test_what_a_call_takes(b200, monkeypatch):
     assert taken == [TUNED[""], TUNED[" bias"], TUNED[" bias"], AttentionConfig(tile_k=32)]
 
 
-def test_hopper_refuses():
-    with pytest.raises(
-        UnsupportedCall, match="Hopper's kernel takes no bias and no mask yet; implementation='xla' does"
-    ):
-        explained(bias=BIAS)
-    assert explained().config.generation == "sm90"
+def test_on_hopper():
+    """A key, a default and candidates of its own; what has no room for a bias is none of them."""
+    before = explained(bias=BIAS)
+    assert before.config == default90(128, bias=True) != explained().config and before.key["bias"] is True
+    tunable = find_tunable("attention", "sm90")
+    for shape in ("s4096h16d64", "s4096h16d128", "s4096h16d256"):
+        (w,) = workloads(tunable, [f"{shape} causal bias"], dtype="bfloat16", causal=None)
+        (plain,) = workloads(tunable, [f"{shape} causal"], dtype="bfloat16", causal=None)
+        with_bias, without = ({c for c in tunable.valid()[0] if tunable._fits(x, c)} for x in (w, plain))
+        assert with_bias < without and tunable.default(w) in with_bias
+        assert all(tunable.cost(w, c, H200) > tunable.cost(plain, c, H200) for c in with_bias)
+        for c in with_bias:
+            assert c.shared_bytes(w.head_dim, bias=True) <= SHARED_LIMIT
+    with pytest.raises(ResourceExceeded, match="at head dim 256 and a bias take .* bytes of shared memory"):
+        tunable.fits(w, config_from("attention", "sm90", {"block_kv": 80}))
 
 
 def test_how_it_is_asked_for():
@@ -106,9 +119,9 @@ def test_how_it_is_asked_for():
     assert "bias" not in {**plain.to_json(), **TUNABLE.key(plain)} and TUNABLE.workload(plain.to_json()) == plain
     assert w.bytes == plain.bytes + 2 * 4 * 256 * 256 and w.flops == plain.flops
     assert len(workloads(TUNABLE, ["s256 bias"], dtype="bfloat16", causal=None)) == 2  # both masks
-    for kernel, generation in (("attention", "sm90"), ("attention_backward", "sm90"), ("matmul", "sm100")):
+    for kernel, generation in (("attention_backward", "sm90"), ("matmul", "sm100")):
         shape = "m64n64k64" if kernel == "matmul" else "s256"
-        with pytest.raises(ValueError, match=f"{kernel} of {generation} takes no bias: shape '{shape} bias'"):
+        with pytest.raises(ValueError, match=f"{kernel} takes no bias: shape '{shape} bias'"):
             workloads(find_tunable(kernel, generation), [f"{shape} bias"], dtype="bfloat16", causal=None)
 
 
@@ -125,14 +138,16 @@ def test_every_candidate_has_room():
         TUNABLE.fits(w, AttentionConfig(kv_slots=4))
 
 
-def test_what_is_timed_is_judged_with_it():
+@pytest.mark.parametrize(("generation", "fields"), [("sm100", {"tile_k": 64}), ("sm90", {"block_kv": 64})])
+def test_what_is_timed_is_judged_with_it(generation, fields):
     """The call, its arrays and the judge: right with the bias, and wrong without."""
-    w = TUNABLE.parse("b1s200t136h2d64", bias=True)
-    arrays = TUNABLE.inputs(w, 3)
+    tunable = find_tunable("attention", generation)
+    w = tunable.parse("b1s200t136h2d64", bias=True)
+    arrays = tunable.inputs(w, 3)
     assert [x.shape for x in arrays] == [*w.shapes, w.bias_shape]
-    judge = TUNABLE.judge(w, arrays)
-    config = AttentionConfig(tile_k=64, emulated_columns=0)
-    assert judge.accepts(judge.error(TUNABLE.call(w, config)(*arrays)))
-    plain = TUNABLE.parse("b1s200t136h2d64")
-    assert not judge.accepts(judge.error(TUNABLE.call(plain, config)(*arrays[:3])))
-    assert judge.accepts(judge.error(TUNABLE.peers(w)["jax.nn xla"](*arrays)))
+    judge = tunable.judge(w, arrays)
+    config = config_from("attention", generation, fields)
+    assert judge.accepts(judge.error(tunable.call(w, config)(*arrays)))
+    plain = tunable.parse("b1s200t136h2d64")
+    assert not judge.accepts(judge.error(tunable.call(plain, config)(*arrays[:3])))
+    assert judge.accepts(judge.error(tunable.peers(w)["jax.nn xla"](*arrays)))
