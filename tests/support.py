@@ -41,10 +41,12 @@ def tiled(dtype: Any = ml_dtypes.bfloat16, rows: int = 8) -> tuple[Any, ...]:
     return plgpu.TilingTransform((rows, 128 // np.dtype(dtype).itemsize)), plgpu.SwizzleTransform(128)
 
 
-def plain_attention(q: Any, k: Any, v: Any, causal: Causal, scale: float | None = None) -> np.ndarray:
+def plain_attention(
+    q: Any, k: Any, v: Any, causal: Causal, scale: float | None = None, *, bias: Any = 0.0, mask: Any = True
+) -> np.ndarray:
     """Attention in float32 whose probabilities and results are rounded to the inputs' type: a kernel may be twice as far off.
 
-    q (b, s, h, d), k and v (b, t, h_kv, d or another) -> (b, s, h, v's d)
+    q (b, s, h, d), k and v (b, t, h_kv, d or another), bias and mask that go with (b, h, s, t) -> (b, s, h, v's d)
     """
     group, dtype = q.shape[2] // k.shape[2], q.dtype
     qf, kf, vf = (np.asarray(x).astype(np.float32) for x in (q, k, v))
@@ -54,7 +56,8 @@ def plain_attention(q: Any, k: Any, v: Any, causal: Causal, scale: float | None 
         @ kf.transpose(0, 1, 3, 2)
         * np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
     )
-    s = np.where(reference.visible(q.shape[1], k.shape[1], causal), s, -np.inf)
+    s = s + np.asarray(bias).astype(np.float32)
+    s = np.where(reference.visible(q.shape[1], k.shape[1], causal) & np.asarray(mask), s, -np.inf)
     top = s.max(-1, keepdims=True)
     p = np.exp(s - np.where(np.isfinite(top), top, 0))
     found = p.astype(dtype).astype(np.float32) @ vf / np.maximum(p.sum(-1, keepdims=True), 1e-30)

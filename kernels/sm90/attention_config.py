@@ -31,7 +31,7 @@ class AttentionConfig(Config):
     None: if it fits.
     q_in_registers: Q is read from shared memory once a tile instead of by every product.
     sum_by_product: eight columns of ones beside V make the tensor cores add up the rows of P, rounded to 16 bits as they
-    are (the log-sum-exp is then off by up to 2^-9, the output is not); else the softmax adds them up in float32.  A config
+    are (the log-sum-exp is then off by up to 2^-8, the output is not); else the softmax adds them up in float32.  A config
     that was not passed in is used without it where the log-sum-exp is asked for, as gradients do.
     """
 

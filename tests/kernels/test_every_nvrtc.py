@@ -16,7 +16,7 @@ from mosaic_gpu.kernels.sm100 import attention as attention100
 from mosaic_gpu.kernels.sm100 import matmul as matmul100
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.plan.model import Plan
-from tests.kernels.variants import ATTENTION, MATMUL
+from tests.kernels.variants import ATTENTION, BIASED, MATMUL
 
 pytestmark = pytest.mark.slow
 LIBRARIES = nvrtc.list_nvrtc()
@@ -37,14 +37,16 @@ def matrix(module: Any, dtype: Any, arch: str, fields: dict[str, Any] | None = N
     return build_plan(kernel.program(x, x), arch)
 
 
-def attention(dtype: Any, d: int, causal: bool, fields: dict[str, Any]) -> Plan:
+def attention(dtype: Any, d: int, causal: bool, fields: dict[str, Any], bias: bool = False) -> Plan:
     # The options are those of tests/gpu/test_kernels.py, beside that file's defaults.
     config = attention90.AttentionConfig(**{"block_kv": 64 if d > 128 else 128, **fields}) if fields else None
-    config = config or attention90.default_config(d)
+    config = config or attention90.default_config(d, bias=bias)
     q, k = (jax.ShapeDtypeStruct((1, 300, h, d), dtype) for h in (4, 2))
     table = jax.ShapeDtypeStruct((2, 12, 3), jnp.int32)
-    kernel = attention90._kernel(1, 300, 4, d, d, 12, jnp.dtype(dtype), config, causal, True, d**-0.5, True, True)
-    return build_plan(kernel.program(table, q, k, k), "sm_90a")
+    more = [jax.ShapeDtypeStruct((1, 4, 300, 304), dtype)] * bias
+    options = config, causal, True, d**-0.5, True, True, bias
+    kernel = attention90._kernel(1, 300, 4, d, d, 12, jnp.dtype(dtype), *options)
+    return build_plan(kernel.program(table, q, k, k, *more), "sm_90a")
 
 
 def attention_100(dtype: Any, d: int, causal: bool, arch: str, fields: dict[str, Any]) -> Plan:
@@ -110,6 +112,15 @@ PLANS = {
         for t in DTYPES
         for c in (False, True)
         for d, fields in (*((d, {}) for d in (64, 96, 128, 256)), *(ATTENTION if t == jnp.bfloat16 else ()))
+    },
+    **{
+        f"attention-bias-{jnp.dtype(t)}-{d}-{'causal' if c else 'full'}{name(fields)}": (
+            lambda t=t, d=d, c=c, f=fields: attention(t, d, c, f, bias=True)
+        )
+        for t in DTYPES
+        for c in (False, True)
+        for d, fields in BIASED
+        if not fields or t == jnp.bfloat16
     },
 }
 

@@ -24,6 +24,22 @@ ATTENTION: list[tuple[int, dict[str, Any]]] = [
     (256, {"block_kv": 80, "persistent": True, "rescale_threshold": 8.0, "output_tile": False}),
 ]
 
+# With a bias; {}: the default.
+BIASED: list[tuple[int, dict[str, Any]]] = [
+    *((d, {}) for d in (64, 96, 128, 256)),
+    (64, {"persistent": False, "rescale_threshold": 0.0}),
+    (64, {"block_kv": 112, **THREE}),
+    (64, {"block_kv": 96, "sum_by_product": True, **THREE}),
+    (64, {"block_kv": 48, "num_stages": 4, **FOUR}),
+    (128, {"q_in_registers": True}),  # one block of the bias in flight, as in the next
+    (128, {"persistent": False}),
+    (128, {"block_kv": 80, "num_stages": 3, "output_tile": False, "sum_by_product": True}),
+    (128, {"block_kv": 160, "num_stages": 1}),
+    (128, {"block_kv": 96, "q_in_registers": True, "take_turns": False}),
+    (256, {"block_kv": 48}),
+    (256, {"block_kv": 80, "num_stages": 1}),
+]
+
 MATMUL: list[dict[str, Any]] = [
     {"num_stages": 3},
     {"persistent": True},
