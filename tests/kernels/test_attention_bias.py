@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.codegen import sass
+from mosaic_gpu.codegen.build import compile_plan
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall
 from mosaic_gpu.kernels import reference
@@ -273,13 +275,13 @@ def test_machine_code(kernel_plan, arch, keys, d, causal, options):
     assert plan.shared_bytes == c.shared_bytes(d, d, bias=True)
 
 
-def machine_code_of_hopper(kernel_plan, compiled, d, causal, dtype, config, keys=4096):
+def plan_of_hopper(kernel_plan, d, causal, dtype, config, keys=4096):
     x, y = (jax.ShapeDtypeStruct((2, n, 8, d), dtype) for n in (4096, keys))
     bias = jax.ShapeDtypeStruct((1, 8, 4096, keys), dtype)
     call = functools.partial(attention, causal=causal, config=config)
     plan = kernel_plan(lambda q, k, v, bias: call(q, k, v, bias=bias), x, y, y, bias)
     assert plan.shared_bytes == config.shared_bytes(d, d, bias=True)
-    return compiled(plan)
+    return plan
 
 
 @pytest.mark.parametrize("dtype", [BF, F16])
@@ -289,7 +291,7 @@ def test_machine_code_of_hopper(kernel_plan, compiled, d, causal, dtype):
     """No spill and no word from ptxas, budgets kept; each product once a loop, and of the bias one `ldmatrix` for 16 x 16 values
     of a warp beside it; the memory warpgroup loads Q, K, V and, for each compute warpgroup, the bias."""
     c = sm90.default_config(d, bias=True)
-    report = machine_code_of_hopper(kernel_plan, compiled, d, causal, dtype, c)
+    report = compiled(plan_of_hopper(kernel_plan, d, causal, dtype, c))
     assert report.complaints() == [] and report.stack == 0 and report.local_accesses == 0
     loops = 1 + (causal and c.block_kv % c.rows != 0)
     assert [loop.products for loop in report.loops] == [d // 16 + c.block_kv // 16] * loops
@@ -312,8 +314,21 @@ def test_machine_code_of_hopper(kernel_plan, compiled, d, causal, dtype):
     ],
 )
 def test_machine_code_of_other_configs(kernel_plan, compiled, d, options):
-    report = machine_code_of_hopper(kernel_plan, compiled, d, True, BF, HopperConfig(**options), keys=4088)
+    report = compiled(plan_of_hopper(kernel_plan, d, True, BF, HopperConfig(**options), keys=4088))
     assert report.complaints() == [] and report.stack == 0 and all(b.needed <= b.requested for b in report.budgets)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_the_bias_is_added_under_the_product(kernel_plan, d):
+    """In the steady loop it is loaded, and the maximum known, between the wait for the scores and that for P V."""
+    plan = plan_of_hopper(kernel_plan, d, False, BF, sm90.default_config(d, bias=True))
+    (function,) = sass.read_cubin(compile_plan(plan).compiled.cubin)
+    ((loop, _),) = function.loops_with()
+    code = [function.instructions[i] for i in sorted(loop.body)]
+    scores, values = (k for k, i in enumerate(code) if i.opcode.startswith("WARPGROUP.DEPBAR"))
+    for name in ("LDSM", "FMNMX"):
+        at = [k for k, i in enumerate(code) if i.mnemonic == name]
+        assert at and all(scores < k < values for k in at), name
 
 
 def test_one_source_for_all_shapes(kernel_plan):
