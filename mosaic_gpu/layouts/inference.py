@@ -60,6 +60,8 @@ class Solver:
         self.parts: list[tuple[Equation, Value, Value]] = []
         self.preferences: list[tuple[Equation, Value, LayoutName]] = []
         self.casts: list[tuple[Equation, Value, Value]] = []
+        self.minors: list[tuple[Equation, Value, Value]] = []
+        self.merges: list[tuple[Equation, Value, Value]] = []
         self.reduced: dict[int, set[int]] = {}
         self.vectors: set[int] = set()
 
@@ -134,6 +136,18 @@ class Solver:
         """y is x with unit dimensions added or dropped; x's dimension i is y's dims[i] (-1: of extent 1)."""
         if isinstance(x, Value) and not self.splats & {x.id, y.id}:
             self.reshapes.append((e, x, y, dims))
+
+    def minor(self, e: Equation, whole: Operand, parts: Operand) -> None:
+        """parts has a further last dimension, whose elements are with the thread that has whole's."""
+        if isinstance(whole, Value) and isinstance(parts, Value) and not self.splats & {whole.id, parts.id}:
+            self._class(parts)
+            if whole.shape:
+                self.minors.append((e, whole, parts))
+
+    def merge(self, e: Equation, apart: Operand, merged: Operand) -> None:
+        """merged is apart with its last two dimensions as one."""
+        if isinstance(apart, Value) and isinstance(merged, Value) and not self.splats & {apart.id, merged.id}:
+            self.merges.append((e, apart, merged))
 
     # ---- walking --------------------------------------------------------------------------------------------------------
     def region(self, equations: Sequence[Equation]) -> None:
@@ -212,8 +226,10 @@ class Solver:
                         with kept(self.failures, e.line):
                             self.pin(e, value, layout)
                             changed = True
-        # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.
-        for root in sorted(self.classes, key=lambda r: -math.prod(self.classes[r].members[0].shape)):
+        # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.  Before these to what
+        # comes apart, so that parts stay together.
+        wholes = {self._root(whole) for _, whole, _ in self.minors}
+        for root in sorted(self.classes, key=lambda r: (r not in wholes, -math.prod(self.classes[r].members[0].shape))):
             c = self.classes[root]
             if c.layout is not None:
                 continue
@@ -254,6 +270,17 @@ class Solver:
             elif ly is not None:
                 back = [dims.index(d) if d in dims else 0 for d in range(len(y.shape))]
                 changed |= self._offer(x, ly.with_unit_dims(x.shape, back), e)
+        for e, whole, parts in self.minors:
+            one, several = self._class(whole).layout, self._class(parts).layout
+            if one is not None:
+                changed |= self._offer(parts, one.with_minor(parts.shape), e)
+            elif several is not None:
+                changed |= self._offer(whole, several.reduce(len(whole.shape)), e)
+        for e, apart, merged in self.merges:
+            two, one = self._class(apart).layout, self._class(merged).layout
+            offered = two.merged(merged.shape) if two is not None else one and one.divided(apart.shape)
+            if offered is not None:
+                changed |= self._offer(apart if two is None else merged, offered, e)
         for e, whole, part in self.parts:
             for known, other in ((whole, part), (part, whole)):
                 named = self._class(known).layout

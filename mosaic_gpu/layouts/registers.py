@@ -101,6 +101,51 @@ class RegisterLayout:
 
         return RegisterLayout(self.name, shape, convert(self.reg), convert(self.lane), convert(self.warp))
 
+    def with_minor(self, shape: Shape) -> RegisterLayout:
+        """The same distribution of arrays of `shape`'s last extent, each with the thread that had the one element."""
+        last = Digit(shape[-1], len(shape) - 1, 1)
+        return RegisterLayout(f"{self.name}.parts", shape, (last, *self.reg), self.lane, self.warp)
+
+    def merged(self, shape: Shape) -> RegisterLayout | None:
+        """The same distribution, the last two dimensions seen as one; None where threads share the last of them."""
+        last, size = len(self.shape) - 1, self.shape[-1]
+        if not self._holds(last):
+            return None
+
+        def convert(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:
+            moved = {last - 1: size, last: 1}
+            return tuple(Digit(d.size, last - 1, d.stride * moved[d.dim]) if d.dim in moved else d for d in digits)
+
+        return RegisterLayout(f"{self.name}.merged", shape, convert(self.reg), convert(self.lane), convert(self.warp))
+
+    def divided(self, shape: Shape) -> RegisterLayout | None:
+        """The inverse: the last dimension as two; None where threads would share the last, or a digit is of both unevenly."""
+        last, size = len(self.shape) - 1, shape[-1]
+        groups = []
+        for digits in (self.reg, self.lane, self.warp):
+            parts = [_divided(d, last, size) if d.dim == last else (d,) for d in digits]
+            groups.append(tuple(p for some in parts for p in some or ()))
+            if None in parts:
+                return None
+        layout = RegisterLayout(f"{self.name}.divided", shape, *groups)
+        return layout if layout._holds(last + 1) else None
+
+    def _holds(self, dim: int) -> bool:
+        """Whether every thread that has an element has all that differ from it along `dim` only."""
+        return math.prod(d.size for d in self.reg if d.dim == dim) == self.shape[dim]
+
+
+def _divided(d: Digit, dim: int, size: int) -> tuple[Digit, ...] | None:
+    """A digit along `dim` when that becomes two dimensions, the second of extent `size`."""
+    if d.stride >= size:
+        return None if d.stride % size else (Digit(d.size, dim, d.stride // size),)
+    inside = size // d.stride
+    if size % d.stride or (d.size % inside and inside % d.size):
+        return None
+    if d.size <= inside:
+        return (Digit(d.size, dim + 1, d.stride),)
+    return Digit(inside, dim + 1, d.stride), Digit(d.size // inside, dim, 1)
+
 
 def _merged(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:
     """Canonical form: unit digits dropped, neighbours that continue each other joined."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,12 @@ def _unit_dims(e: Equation) -> tuple[int, ...] | None:
 
 
 def _reshape_layouts(solver: Any, e: Equation) -> None:
-    dims = _unit_dims(e)
-    if e.operands[0].shape and e.results[0].shape and dims is not None:
-        solver.unit_reshape(e, e.operands[0], e.results[0], dims)
+    dims, x, y = _unit_dims(e), e.operands[0], e.results[0]
+    if x.shape and y.shape and dims is not None:
+        solver.unit_reshape(e, x, y, dims)
+    for apart, merged in ((x, y), (y, x)):
+        if dims is None and merged.shape == (*apart.shape[:-2], math.prod(apart.shape[-2:])):
+            solver.merge(e, apart, merged)
 
 
 for _name in ("reshape", "squeeze", "expand_dims"):
