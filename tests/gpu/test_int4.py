@@ -12,6 +12,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.runtime.device import gpu_devices
+from tests.examples import test_w4a16 as example
 from tests.ops import test_int4 as int4
 
 pytestmark = pytest.mark.gpu
@@ -98,3 +99,10 @@ def test_arrays_of_4_bits_handed_over_as_bytes(kind):
 
     turned = packed[::-1, ::-1]
     np.testing.assert_array_equal(f(packed), turned >> 4 | turned << 4)
+
+
+@pytest.mark.parametrize("kind", example.KINDS)
+def test_weights_of_4_bits(kind):
+    """The example, with weights that XLA holds; in a jit of its own, so that the bytes are XLA's to make."""
+    arrays = example.w4a16.arrays(200, 512, 1024, kind)
+    example.right(arrays, np.asarray(jax.jit(example.w4a16.w4a16_matmul)(*arrays)))
