@@ -162,3 +162,42 @@ def test_shapes_that_do_not_fit(layout, shape, words):
 def test_names():
     assert str(wgmma((64, 8))) == "WGMMA[64, 8]" and "reduce(1,)" in str(wgmma((64, 8)).reduce(1))
     assert Layout.WGMMA() is Layout.WGMMA and Layout.WGMMA.reduce(1) == Layout.WGMMA.reduce((1,))
+
+
+LAST_TWO = [
+    (wgmma((64, 32)), 2),
+    (tcgen05_native((128, 24)), 3),
+    (tcgen05_native((128, 64)), 16),
+    (strided((16, 64), 4), 4),
+    (strided((16, 64), 4), 2),
+]
+
+
+@pytest.mark.parametrize(("layout", "size"), LAST_TWO, ids=str)
+def test_the_last_dimension_as_two(layout, size):
+    """Every thread has the same elements, by other coordinates, and back; parts of an element are with its thread."""
+    *rows, columns = layout.shape
+    two = layout.divided((*rows, columns // size, size))
+    assert two is not None and two.shape == (*rows, columns // size, size)
+    a, b = layout.coordinates(), two.coordinates()
+    np.testing.assert_array_equal(a[..., -1], b[..., -2] * size + b[..., -1])
+    np.testing.assert_array_equal(a[..., :-1], b[..., :-2])
+    one = two.merged(layout.shape)
+    assert one is not None and one.same_map(layout)
+    whole = two.reduce(len(rows) + 1)
+    assert whole.with_minor(two.shape).shape == two.shape
+    assert {tuple(c) for c in whole.with_minor(two.shape).coordinates()[1, 3]} == {tuple(c) for c in b[1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"), [(wgmma((64, 32)), 4), (wgmma((64, 24)), 3), (strided((16, 64)), 2)], ids=str
+)
+def test_threads_would_share_the_last_dimension(layout, size):
+    rows, columns = layout.shape
+    assert layout.divided((rows, columns // size, size)) is None
+    assert (
+        RegisterLayout(
+            "", (16, 32, 2), (Digit(8, 0, 2),), (Digit(2, 2, 1), Digit(16, 1, 1)), (Digit(2, 1, 16), Digit(2, 0, 1))
+        ).merged((16, 64))
+        is None
+    )

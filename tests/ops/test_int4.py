@@ -16,7 +16,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.emitter import emit
-from mosaic_gpu.errors import UnsupportedCall, UnsupportedPrimitive
+from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
 from tests.support import dtype_of
@@ -286,6 +286,36 @@ def test_parts_stay_with_their_thread(compiled):
     assert plan.roles[0].scratch_bytes == 0 and "named_barrier_sync" not in emit(plan).split("__global__")[1]
     found = compiled(plan).mnemonics
     assert not {"LDS", "STS", "BAR", "I2F"} & found.keys() and found["FADD"] == 32
+
+
+def test_blocks_of_a_pallas_call():
+    """Bytes come in blocks as any; a block that no warpgroup can hold is not taken apart piece by piece."""
+
+    def body(w: Any, s: Any, o: Any) -> None:
+        o[...] = elements(w[...], "int4").astype(jnp.float32) * s[...]
+
+    def call(rows: int, w: Any, s: Any) -> Any:
+        return plgpu.pallas_call(
+            body,
+            jax.ShapeDtypeStruct((128, 2 * w.shape[1]), np.float32),
+            grid=(128 // rows,),
+            in_specs=[
+                plgpu.BlockSpec((rows, w.shape[1]), lambda i: (i, 0)),
+                plgpu.BlockSpec((rows, 1), lambda i: (i, 0)),
+            ],
+            out_specs=plgpu.BlockSpec((rows, 2 * w.shape[1]), lambda i: (i, 0)),
+            interpret=True,
+        )(w, s)
+
+    rng = np.random.default_rng(4)
+    w, s = rng.integers(0, 256, (128, 32)).astype(np.uint8), rng.standard_normal((128, 1)).astype(np.float32)
+    want = np.asarray(elements(jnp.asarray(w), "int4")).astype(np.float32) * s
+    np.testing.assert_array_equal(call(32, w, s), want)
+    with (
+        pytest.raises(ResourceExceeded, match="split_bits|get|mul"),
+        pytest.warns(UserWarning, match="stays in global memory"),
+    ):
+        call(128, np.tile(w, (1, 32)), s)
 
 
 # ---- products -----------------------------------------------------------------------------------------------------------------
