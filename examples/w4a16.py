@@ -40,12 +40,13 @@ def w4a16_matmul(x: jax.Array, w: jax.Array, scales: jax.Array) -> jax.Array:
             weights = (elements.astype(F32) * scale[:, None]).astype(BF16)
             return acc + jnp.dot(weights, x_tile[...].T, preferred_element_type=F32)
 
+        # A warp loads a byte of each of eight rows at once, from different banks if the rows are swizzled.
         stream = plgpu.emit_pipeline(
             step,
             grid=(k // GROUP,),
             in_specs=[
                 plgpu.BlockSpec((TOKENS, GROUP), lambda t: (j, t)),
-                plgpu.BlockSpec((FEATURES, GROUP // 2), lambda t: (i, t)),
+                plgpu.BlockSpec((FEATURES, GROUP // 2), lambda t: (i, t), transforms=(plgpu.SwizzleTransform(32),)),
             ],
             max_concurrent_steps=4,
             init_carry=jnp.zeros((FEATURES, TOKENS), F32),

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments
+from .shared import row_major
 
 Shape = tuple[int, ...]
 
@@ -106,45 +107,30 @@ class RegisterLayout:
         last = Digit(shape[-1], len(shape) - 1, 1)
         return RegisterLayout(f"{self.name}.parts", shape, (last, *self.reg), self.lane, self.warp)
 
-    def merged(self, shape: Shape) -> RegisterLayout | None:
-        """The same distribution, the last two dimensions seen as one; None where threads share the last of them."""
-        last, size = len(self.shape) - 1, self.shape[-1]
-        if not self._holds(last):
-            return None
-
-        def convert(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:
-            moved = {last - 1: size, last: 1}
-            return tuple(Digit(d.size, last - 1, d.stride * moved[d.dim]) if d.dim in moved else d for d in digits)
-
-        return RegisterLayout(f"{self.name}.merged", shape, convert(self.reg), convert(self.lane), convert(self.warp))
-
-    def divided(self, shape: Shape) -> RegisterLayout | None:
-        """The inverse: the last dimension as two; None where threads would share the last, or a digit is of both unevenly."""
-        last, size = len(self.shape) - 1, shape[-1]
-        groups = []
+    def reshaped(self, shape: Shape) -> RegisterLayout | None:
+        """The same distribution of the elements, numbered row by row, seen as `shape`; None where that has no digits."""
+        steps, groups = row_major(self.shape), []
         for digits in (self.reg, self.lane, self.warp):
-            parts = [_divided(d, last, size) if d.dim == last else (d,) for d in digits]
+            parts = [(d,) if d.dim is None else _across(d.size, d.stride * steps[d.dim], shape) for d in digits]
             groups.append(tuple(p for some in parts for p in some or ()))
             if None in parts:
                 return None
-        layout = RegisterLayout(f"{self.name}.divided", shape, *groups)
-        return layout if layout._holds(last + 1) else None
-
-    def _holds(self, dim: int) -> bool:
-        """Whether every thread that has an element has all that differ from it along `dim` only."""
-        return math.prod(d.size for d in self.reg if d.dim == dim) == self.shape[dim]
+        same = [n for n in shape if n != 1] == [n for n in self.shape if n != 1]
+        return RegisterLayout(self.name if same else f"{self.name}.reshape", shape, *groups)
 
 
-def _divided(d: Digit, dim: int, size: int) -> tuple[Digit, ...] | None:
-    """A digit along `dim` when that becomes two dimensions, the second of extent `size`."""
-    if d.stride >= size:
-        return None if d.stride % size else (Digit(d.size, dim, d.stride // size),)
-    inside = size // d.stride
-    if size % d.stride or (d.size % inside and inside % d.size):
-        return None
-    if d.size <= inside:
-        return (Digit(d.size, dim + 1, d.stride),)
-    return Digit(inside, dim + 1, d.stride), Digit(d.size // inside, dim, 1)
+def _across(size: int, step: int, shape: Shape) -> tuple[Digit, ...] | None:
+    """The digits of elements 0, step, 2 step, ... of an array of `shape`, numbered row by row."""
+    out, steps = [], row_major(shape)
+    while size > 1:
+        dim = next(i for i, n in enumerate(shape) if n > 1 and steps[i] <= step)
+        stride, rest = divmod(step, steps[dim])
+        inside = min(size, shape[dim] // stride)
+        if rest or size % inside or (inside < size and shape[dim] % stride):
+            return None
+        out.append(Digit(inside, dim, stride))
+        size, step = size // inside, step * inside
+    return tuple(out)
 
 
 def _merged(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic_gpu.layouts.registers import Digit, Layout, RegisterLayout, strided, tcgen05_native, wgmma
+from mosaic_gpu.layouts.shared import row_major
 
 
 def counts(layout: RegisterLayout) -> np.ndarray:
@@ -164,40 +165,38 @@ def test_names():
     assert Layout.WGMMA() is Layout.WGMMA and Layout.WGMMA.reduce(1) == Layout.WGMMA.reduce((1,))
 
 
-LAST_TWO = [
-    (wgmma((64, 32)), 2),
-    (tcgen05_native((128, 24)), 3),
-    (tcgen05_native((128, 64)), 16),
-    (strided((16, 64), 4), 4),
-    (strided((16, 64), 4), 2),
+RESHAPES = [
+    (wgmma((64, 32)), (64, 16, 2)),
+    (wgmma((64, 64)), (64, 2, 4, 4, 2)),
+    (wgmma((64, 32)), (2048,)),
+    (wgmma((64, 24)), (1, 8, 8, 24, 1)),
+    (tcgen05_native((128, 24)), (128, 8, 3)),
+    (tcgen05_native((128, 24)), (4, 32, 24)),
+    (strided((16, 64), 4), (64, 16)),
+    (strided((16, 64), 2), (1024,)),
+    (wgmma((64, 16)).reduce(1), (8, 8)),
 ]
 
 
-@pytest.mark.parametrize(("layout", "size"), LAST_TWO, ids=str)
-def test_the_last_dimension_as_two(layout, size):
-    """Every thread has the same elements, by other coordinates, and back; parts of an element are with its thread."""
-    *rows, columns = layout.shape
-    two = layout.divided((*rows, columns // size, size))
-    assert two is not None and two.shape == (*rows, columns // size, size)
-    a, b = layout.coordinates(), two.coordinates()
-    np.testing.assert_array_equal(a[..., -1], b[..., -2] * size + b[..., -1])
-    np.testing.assert_array_equal(a[..., :-1], b[..., :-2])
-    one = two.merged(layout.shape)
-    assert one is not None and one.same_map(layout)
-    whole = two.reduce(len(rows) + 1)
-    assert whole.with_minor(two.shape).shape == two.shape
-    assert {tuple(c) for c in whole.with_minor(two.shape).coordinates()[1, 3]} == {tuple(c) for c in b[1, 3]}
+@pytest.mark.parametrize(("layout", "shape"), RESHAPES, ids=str)
+def test_reshaped(layout, shape):
+    """Every thread and register has the same element, row by row; and back."""
+    other = layout.reshaped(shape)
+    assert other is not None and other.shape == shape
+    numbers = [(x.coordinates() * row_major(x.shape)).sum(-1) for x in (layout, other)]
+    np.testing.assert_array_equal(*numbers)
+    back = other.reshaped(layout.shape)
+    assert back is not None and back.same_map(layout)
 
 
-@pytest.mark.parametrize(
-    ("layout", "size"), [(wgmma((64, 32)), 4), (wgmma((64, 24)), 3), (strided((16, 64)), 2)], ids=str
-)
-def test_threads_would_share_the_last_dimension(layout, size):
-    rows, columns = layout.shape
-    assert layout.divided((rows, columns // size, size)) is None
-    assert (
-        RegisterLayout(
-            "", (16, 32, 2), (Digit(8, 0, 2),), (Digit(2, 2, 1), Digit(16, 1, 1)), (Digit(2, 1, 16), Digit(2, 0, 1))
-        ).merged((16, 64))
-        is None
-    )
+def test_not_reshaped():
+    assert wgmma((64, 24)).reshaped((64, 8, 3)) is None
+
+
+def test_parts_of_elements():
+    """They are with the thread that has the whole."""
+    whole = wgmma((64, 16))
+    c = whole.with_minor((64, 16, 2)).coordinates()
+    np.testing.assert_array_equal(c[:, :, ::2, :2], whole.coordinates())
+    np.testing.assert_array_equal(c[:, :, 1::2, :2], whole.coordinates())
+    np.testing.assert_array_equal(c[..., 2], np.broadcast_to(np.arange(16) % 2, c.shape[:-1]))
