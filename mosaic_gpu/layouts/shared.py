@@ -29,13 +29,14 @@ ITEM_BITS = {
     "float8_e4m3fn": 8,
     "float8_e5m2": 8,
     "float8_e8m0fnu": 8,
-    "int4": 8,  # in registers and scratch each takes a byte
+    "int4": 8,  # of a register, or in scratch
     "uint4": 8,
     "float4_e2m1fn": 8,
 }
 
 # Types of which no Ref is made: memory is addressed in bytes.
-BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn")
+FOUR_BITS = ("int4", "uint4", "float4_e2m1fn")
+BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", *FOUR_BITS)
 
 PACKED = ("bfloat16", "float16")  # two to a register, low element first
 
@@ -47,7 +48,7 @@ def itemsize(dtype: str) -> int:
 
 def width(dtype: str) -> int:
     """Bits of an element's value, as `lax.bitcast_convert_type` counts them."""
-    return 4 if dtype in BELOW_A_BYTE else ITEM_BITS[dtype]
+    return 4 if dtype in FOUR_BITS else ITEM_BITS[dtype]
 
 
 def way_out_below_a_byte(dtype: str) -> str:

@@ -16,7 +16,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.emitter import emit
-from mosaic_gpu.errors import ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
+from mosaic_gpu.errors import IllegalInstruction, ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import simulate
 from tests.support import dtype_of
@@ -415,3 +415,19 @@ def test_what_is_not_computed(name):
         out = jax.ShapeDtypeStruct((128,), np.float32)
         build_plan(plgpu.kernel(body, out).program(jax.ShapeDtypeStruct((64, 32), np.uint8)), "sm_90a")
     assert e.value.line is not None and e.value.line.file == __file__
+
+
+def test_wgmma_names_what_it_multiplies():
+    def body(x: Any, o: Any, b: Any) -> None:
+        def product(acc: Any) -> Any:
+            plgpu.wgmma(acc, elements(x[...], "int4"), b)
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(product, plgpu.ACC((64, 64), jnp.int32))
+
+    out = jax.ShapeDtypeStruct((64, 64), np.int32)
+    kernel = plgpu.kernel(body, out, scratch_types=[plgpu.SMEM((64, 64), jnp.int8)])
+    with pytest.raises(
+        IllegalInstruction, match="no int4 x int8 -> int32; it multiplies float16.*convert A with astype"
+    ):
+        build_plan(kernel.program(jax.ShapeDtypeStruct((64, 32), np.uint8)), "sm_90a")
