@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import UnsupportedPrimitive
-from ..ops.elementwise import FLOAT8, numpy_dtype
+from ..ops.elementwise import SMALL_FLOATS, numpy_dtype
 from ..program import Literal
 
 C_TYPES = {
@@ -28,6 +28,9 @@ C_TYPES = {
     "bool": "bool",
     "float8_e4m3fn": "u8",  # their bits
     "float8_e5m2": "u8",
+    "float4_e2m1fn": "u8",
+    "int4": "signed char",  # their values
+    "uint4": "u8",
 }
 STORED = {"bfloat16": "u16", "float16": "u16"}
 
@@ -48,7 +51,7 @@ def literal(x: Literal) -> str:
     v = x.value
     if x.dtype == "bool":
         return "true" if v else "false"
-    if x.dtype in FLOAT8:
+    if x.dtype in SMALL_FLOATS:
         return f"(u8){int(np.asarray(v).astype(numpy_dtype(x.dtype)).view(np.uint8))}"
     if isinstance(v, float):
         if math.isnan(v):

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from ..errors import Line, UnsupportedCall
+from ..ops.elementwise import ends
 from ..program import Equation, Literal, Operand
-from .primitives import literal
+from .primitives import dtype_name, literal
 
 if TYPE_CHECKING:
     from .trace import Tracer
@@ -35,8 +36,8 @@ def _fill(value: Any, dtype: Any) -> Literal:
         elif dtype == np.bool_:
             value = True
         else:
-            info = np.iinfo(dtype)
-            value = info.min if info.min < 0 else info.max
+            least, most = ends(dtype_name(dtype))
+            value = least if least < 0 else most
     return literal(value, dtype)
 
 

@@ -212,7 +212,7 @@ def literal(value: Any, dtype: Any) -> Literal:
     name = dtype_name(dtype)
     if name == "bool":
         return Literal(bool(array), name)
-    if np.issubdtype(np.dtype(dtype), np.integer):
+    if jax.numpy.issubdtype(np.dtype(dtype), np.integer):
         return Literal(int(array), name)
     # A complex constant is used in what has a complex result, and that the plan refuses at its line.
     return Literal(float(array.astype(np.dtype(dtype)).real.astype(np.float64)), name)

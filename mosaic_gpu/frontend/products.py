@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from ..errors import Line, UnsupportedCall
 from ..ops.dot import ACCURATE, HALF, TOGETHER
-from ..ops.elementwise import FLOAT8, FLOATS, INTEGERS
+from ..ops.elementwise import FLOAT8, FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from ..program import Equation, Operand, Value
 from .primitives import dtype_name
 
 if TYPE_CHECKING:
     from .trace import Tracer
 
+# As what 4-bit integers, which have a register each, are multiplied: ptxas would unpack them for instructions of 8 bits as well.
+INT4_AS = {"int4": "int8", "uint4": "uint8"}
 TYPES = (*FLOATS, *FLOAT8, *INTEGERS)
 EXACT = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
 # Algorithms by the operand type that they are: the tensor core's own, accumulating in float32.
@@ -63,14 +64,15 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     (contract_x, contract_y), (batch_x, batch_y) = e.params["dimension_numbers"]
     result = e.outvars[0].aval
     dtype = dtype_name(result.dtype)
+    x, y = (_converted(tr, o, INT4_AS.get(o.dtype, o.dtype), out, line) for o in (x, y))
     common = x.dtype
     if x.dtype != y.dtype and {x.dtype, y.dtype} not in TOGETHER:
-        common = dtype_name(jax.numpy.promote_types(np.dtype(e.invars[0].aval.dtype), np.dtype(e.invars[1].aval.dtype)))
+        common = dtype_name(jax.numpy.promote_types(jax.numpy.dtype(x.dtype), jax.numpy.dtype(y.dtype)))
         x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
     if common not in TYPES:
         raise UnsupportedCall(
-            f"dot_general of {common}: products here are of {', '.join(TYPES)}; types of 4 bits or 1 have no arrays in registers "
-            "for mma.sync to take. Convert with astype first (outside the kernel, where it has no such values)",
+            f"dot_general of {common}: products here are of {', '.join((*TYPES, *INT4))}; there is no mma.sync of others. "
+            "Convert with astype first (of bool outside of the kernel, or to a float)",
             line,
         )
     precision = _precision(e.params.get("precision"), common, dtype, line)
@@ -78,7 +80,8 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     right, y = _grouped(tr, y, tuple(batch_y), tuple(contract_y), out, line)
     shape = [x.shape[left[0]]] * (left[0] >= 0)
     shape += [o.shape[axes[1]] for o, axes in ((x, left), (y, right)) if axes[1] >= 0]
-    summed = "float32" if dtype in FLOAT8 else dtype  # there are no sums in float8
+    # There are no sums in float8 or int4.
+    summed = "float32" if dtype in SMALL_FLOATS else "int32" if dtype in INT4 else dtype
     stages = [(tuple(shape), summed)]  # what becomes of the sums: shape, dtype
     if summed != dtype:
         stages.append((tuple(shape), dtype))

@@ -345,6 +345,13 @@ def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) ->
     out.append(Equation("broadcast_in_dim", (x,), tr.define(e.outvars), params, (), line))
 
 
+def _bitcast(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    """Of another width, elements come apart along a further last dimension, or are put together along it."""
+    x, (result,) = tr.read(e.invars[0]), tr.define(e.outvars)
+    name = {0: "bitcast_convert_type", 1: "split_bits", -1: "join_bits"}[len(result.shape) - len(x.shape)]
+    out.append(Equation(name, (x,), (result,), (("new_dtype", result.dtype),), (), line))
+
+
 def _refused(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     tr.define(e.outvars)
 
@@ -361,6 +368,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "warp_branch": _warp_branch,
     "warp_map": _warp_map,
     "axis_index": _axis_index,
+    "bitcast_convert_type": _bitcast,
     "broadcast_to": _broadcast_to,
     "debug_print": _debug_print,
     "platform_index": _platform_index,

@@ -56,10 +56,11 @@ class Solver:
         self.parent: dict[int, int] = {}
         self.classes: dict[int, _Class] = {}
         self.relations: list[_Relation] = []
-        self.reshapes: list[tuple[Equation, Value, Value, tuple[int, ...]]] = []
+        self.reshapes: list[tuple[Equation, Value, Value]] = []
         self.parts: list[tuple[Equation, Value, Value]] = []
         self.preferences: list[tuple[Equation, Value, LayoutName]] = []
         self.casts: list[tuple[Equation, Value, Value]] = []
+        self.minors: list[tuple[Equation, Value, Value]] = []
         self.reduced: dict[int, set[int]] = {}
         self.vectors: set[int] = set()
 
@@ -130,10 +131,17 @@ class Solver:
         if isinstance(whole, Value) and not self.splats & {whole.id, part.id}:
             self.parts.append((e, whole, part))
 
-    def unit_reshape(self, e: Equation, x: Operand, y: Value, dims: tuple[int, ...]) -> None:
-        """y is x with unit dimensions added or dropped; x's dimension i is y's dims[i] (-1: of extent 1)."""
-        if isinstance(x, Value) and not self.splats & {x.id, y.id}:
-            self.reshapes.append((e, x, y, dims))
+    def reshape(self, e: Equation, x: Operand, y: Operand) -> None:
+        """y is x's elements, row by row, in another shape."""
+        if isinstance(x, Value) and isinstance(y, Value) and not self.splats & {x.id, y.id}:
+            self.reshapes.append((e, x, y))
+
+    def minor(self, e: Equation, whole: Operand, parts: Operand) -> None:
+        """parts has a further last dimension, whose elements are with the thread that has whole's."""
+        if isinstance(whole, Value) and isinstance(parts, Value) and not self.splats & {whole.id, parts.id}:
+            self._class(parts)
+            if whole.shape:
+                self.minors.append((e, whole, parts))
 
     # ---- walking --------------------------------------------------------------------------------------------------------
     def region(self, equations: Sequence[Equation]) -> None:
@@ -212,8 +220,15 @@ class Solver:
                         with kept(self.failures, e.line):
                             self.pin(e, value, layout)
                             changed = True
-        # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.
-        for root in sorted(self.classes, key=lambda r: -math.prod(self.classes[r].members[0].shape)):
+        # The default, to the widest arrays first: what is broadcast into them or reduced from them follows.  Before these to what
+        # comes apart, so that parts stay together; of those equally wide first to what is reduced.
+        wholes = {self._root(whole) for _, whole, _ in self.minors}
+
+        def rank(root: int) -> tuple[bool, int, bool]:
+            members = self.classes[root].members
+            return root not in wholes, -math.prod(members[0].shape), not any(m.id in self.reduced for m in members)
+
+        for root in sorted(self.classes, key=rank):
             c = self.classes[root]
             if c.layout is not None:
                 continue
@@ -247,13 +262,17 @@ class Solver:
             layout_of_y = self._class(y).layout
             assert layout_of_y is not None
             changed |= self._offer(x, layout_of_y, e)
-        for e, x, y, dims in self.reshapes:
+        for e, x, y in self.reshapes:
             lx, ly = self._class(x).layout, self._class(y).layout
-            if lx is not None:
-                changed |= self._offer(y, lx.with_unit_dims(y.shape, [d if d >= 0 else 0 for d in dims]), e)
-            elif ly is not None:
-                back = [dims.index(d) if d in dims else 0 for d in range(len(y.shape))]
-                changed |= self._offer(x, ly.with_unit_dims(x.shape, back), e)
+            offered = lx.reshaped(y.shape) if lx is not None else ly and ly.reshaped(x.shape)
+            if offered is not None:
+                changed |= self._offer(y if lx is not None else x, offered, e)
+        for e, whole, parts in self.minors:
+            one, several = self._class(whole).layout, self._class(parts).layout
+            if one is not None:
+                changed |= self._offer(parts, one.with_minor(parts.shape), e)
+            elif several is not None:
+                changed |= self._offer(whole, several.reduce(len(whole.shape)), e)
         for e, whole, part in self.parts:
             for known, other in ((whole, part), (part, whole)):
                 named = self._class(known).layout

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments
+from .shared import row_major
 
 Shape = tuple[int, ...]
 
@@ -100,6 +101,36 @@ class RegisterLayout:
             return tuple(d if d.dim is None else Digit(d.size, dims[d.dim], d.stride) for d in digits)
 
         return RegisterLayout(self.name, shape, convert(self.reg), convert(self.lane), convert(self.warp))
+
+    def with_minor(self, shape: Shape) -> RegisterLayout:
+        """The same distribution of arrays of `shape`'s last extent, each with the thread that had the one element."""
+        last = Digit(shape[-1], len(shape) - 1, 1)
+        return RegisterLayout(f"{self.name}.parts", shape, (last, *self.reg), self.lane, self.warp)
+
+    def reshaped(self, shape: Shape) -> RegisterLayout | None:
+        """The same distribution of the elements, numbered row by row, seen as `shape`; None where that has no digits."""
+        steps, groups = row_major(self.shape), []
+        for digits in (self.reg, self.lane, self.warp):
+            parts = [(d,) if d.dim is None else _across(d.size, d.stride * steps[d.dim], shape) for d in digits]
+            groups.append(tuple(p for some in parts for p in some or ()))
+            if None in parts:
+                return None
+        same = [n for n in shape if n != 1] == [n for n in self.shape if n != 1]
+        return RegisterLayout(self.name if same else f"{self.name}.reshape", shape, *groups)
+
+
+def _across(size: int, step: int, shape: Shape) -> tuple[Digit, ...] | None:
+    """The digits of elements 0, step, 2 step, ... of an array of `shape`, numbered row by row."""
+    out, steps = [], row_major(shape)
+    while size > 1:
+        dim = next(i for i, n in enumerate(shape) if n > 1 and steps[i] <= step)
+        stride, rest = divmod(step, steps[dim])
+        inside = min(size, shape[dim] // stride)
+        if rest or size % inside or (inside < size and shape[dim] % stride):
+            return None
+        out.append(Digit(inside, dim, stride))
+        size, step = size // inside, step * inside
+    return tuple(out)
 
 
 def _merged(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:

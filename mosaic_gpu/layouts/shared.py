@@ -29,8 +29,14 @@ ITEM_BITS = {
     "float8_e4m3fn": 8,
     "float8_e5m2": 8,
     "float8_e8m0fnu": 8,
+    "int4": 8,  # of a register, or in scratch
+    "uint4": 8,
+    "float4_e2m1fn": 8,
 }
 
+# Types of which no Ref is made: memory is addressed in bytes.
+FOUR_BITS = ("int4", "uint4", "float4_e2m1fn")
+BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", *FOUR_BITS)
 
 PACKED = ("bfloat16", "float16")  # two to a register, low element first
 
@@ -38,6 +44,22 @@ PACKED = ("bfloat16", "float16")  # two to a register, low element first
 def itemsize(dtype: str) -> int:
     """Bytes of one element."""
     return ITEM_BITS[dtype] // 8
+
+
+def width(dtype: str) -> int:
+    """Bits of an element's value, as `lax.bitcast_convert_type` counts them."""
+    return 4 if dtype in FOUR_BITS else ITEM_BITS[dtype]
+
+
+def way_out_below_a_byte(dtype: str) -> str:
+    """What to do instead of a Ref of a type in BELOW_A_BYTE, for messages."""
+    if dtype not in ITEM_BITS:
+        return "memory here counts in bytes: convert to int8 outside"
+    return (
+        "memory here counts in bytes: hand over bytes, two elements along the last dimension in each (outside of the kernel "
+        "lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), jnp.int8)), and take them apart in registers "
+        f"(lax.bitcast_convert_type(ref[...], jnp.{dtype}), which adds a last dimension of 2, to reshape away)"
+    )
 
 
 def array_bytes(*arrays: Any, align: int = 1) -> int:

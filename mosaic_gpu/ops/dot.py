@@ -22,14 +22,14 @@ from ..errors import UnsupportedCall
 from ..layouts.registers import Digit, RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import Equation, View
-from .elementwise import FLOAT8, FLOATS, INTEGERS, numpy_dtype
+from .elementwise import FLOAT8, FLOATS, INT4, INTEGERS, numpy_dtype
 from .registry import WARPGROUP, gives, like, op
 
 dot_general = op(
     "dot_general",
     pure=True,
     whole=True,
-    dtypes=(*FLOATS, *FLOAT8, *INTEGERS),
+    dtypes=(*FLOATS, *FLOAT8, *INTEGERS, *INT4),  # int4 the front end makes int8
     instead="a product takes a whole warpgroup; do it outside of warp_map",
 )
 TILES = {
@@ -50,9 +50,12 @@ MMA_TYPES = {
     "float8_e5m2": ("float32", "float16"),
     "int8": ("int32",),
     "uint8": ("int32",),
+    "int4": ("int32",),
+    "uint4": ("int32",),
 }
 TOGETHER = (
     {"int8", "uint8"},
+    {"int4", "uint4"},
     {"float8_e4m3fn", "float8_e5m2"},
 )  # types that a product takes as they are, though they differ
 # Parameter `precision`: float32 products of all 24 bits; sums in float16.
@@ -63,9 +66,10 @@ ACCURATE, HALF = "exact", "half"
 def mma(acc: Any, a: Any, b: Any, /) -> Any:
     """acc + a @ b of register arrays, at once: (m, n) + (m, k) x (k, n).
 
-    a, b: both float16, bfloat16 or float64, int8 or uint8 of either kind, float8_e4m3fn or float8_e5m2 of either kind.  acc:
-    float32 (int32 of integers, float64 of float64); float16 and float8 are added in float16 where acc is that.  `mma.sync` (PTX
-    ISA 9.7.14.5), which the GPU has not for float8: ptxas converts to float16, and the report says so.  It is
+    a, b: both float16, bfloat16 or float64, int8 or uint8 of either kind, int4 or uint4 of either kind (multiplied as 8 bits),
+    float8_e4m3fn or float8_e5m2 of either kind.  acc: float32 (int32 of integers, float64 of float64); float16 and float8 are
+    added in float16 where acc is that.  `mma.sync` (PTX ISA 9.7.14.5), which the GPU has not for float8: ptxas converts to
+    float16, and the report says so.  It is
     `acc + jnp.dot(a, b, preferred_element_type=acc.dtype)` and lowers as that does (to add in float16, with `precision=`
     `DotAlgorithmPreset.F16_F16_F16`, of float8 `ANY_F8_ANY_F8_ANY`).  Raises TypeError for other shapes or types.
     """

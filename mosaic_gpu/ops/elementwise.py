@@ -23,7 +23,29 @@ from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}  # moved, chosen and converted, not computed with
+FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+SMALL_FLOATS = {**FLOAT8, "float4_e2m1fn": "e2m1"}  # moved, chosen and converted, not computed with
+# Each in a register of its own, its sign extended; computed in 32 bits (the simulator: in 8), and wrapped.
+INT4 = {"int4": "s4", "uint4": "u4"}
+INT4_OPS = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "rem",
+    "max",
+    "min",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "neg",
+    "sign",
+    "select_n",
+    "clamp",
+}
+INT4_OPS |= {"eq", "ne", "lt", "le", "gt", "ge"}
+WRAPPED = {"add", "sub", "mul", "div", "not", "neg"}  # of these what may need more than 4 bits
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 HIGHEST = "highest"  # parameter `accuracy`; else (atol, rtol, ulps), or None
 C_INTEGERS = {8: ("signed char", "u8"), 16: ("short", "u16"), 32: ("int", "u32"), 64: ("long long", "u64")}
@@ -35,9 +57,32 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def ends(dtype: str) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
+    if dtype in INT4:
+        return (-8, 7) if dtype == "int4" else (0, 15)
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+_EIGHT_BITS = {np.dtype(ml_dtypes.int4): np.int8, np.dtype(ml_dtypes.uint4): np.uint8}
+
+
 def widened(x: Any) -> Any:
-    """16-bit floats as float32, in which they are computed."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x
+    """What is computed in a wider type in that: 16-bit floats in float32, 4-bit integers in 8 bits."""
+    if x.dtype.kind in "iub":
+        return x
+    wide = np.float32 if x.dtype.itemsize == 2 else _EIGHT_BITS.get(x.dtype)
+    return x if wide is None else x.astype(wide)
+
+
+def narrowed(x: Any, dtype: np.dtype[Any]) -> Any:
+    """Back again: rounded, or wrapped around."""
+    if x.dtype == dtype:
+        return x
+    if dtype in _EIGHT_BITS:
+        x = (widened(x).astype(np.int64) & 15).astype(np.uint8)
+    return x.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +105,11 @@ class Row:
     def expression(self, dtype: str, approx: bool) -> str | None:
         if dtype == "bool":
             return self.bool_
-        if dtype in FLOAT8:
+        if dtype in SMALL_FLOATS:
             return self.float_ if self.name == "select_n" else None
+        if dtype in INT4:
+            wrapped = f"wrap_{INT4[dtype]}({self.int_})" if self.name in WRAPPED else self.int_
+            return wrapped if self.name in INT4_OPS else None
         if dtype == "float64":
             return None if self.float_ is None else _in_double(self.float_)
         if dtype in FLOATS:
@@ -70,7 +118,9 @@ class Row:
 
     def dtypes(self) -> tuple[str, ...]:
         """The operand types that the row has an expression for."""
-        return tuple(d for d in (*FLOATS, *FLOAT8, *INTEGERS, "bool") if self.expression(d, False) is not None)
+        return tuple(
+            d for d in (*FLOATS, *SMALL_FLOATS, *INTEGERS, *INT4, "bool") if self.expression(d, False) is not None
+        )
 
 
 def in_type(expression: str, dtype: str) -> str:
@@ -270,8 +320,8 @@ ROWS = (
     Row(
         "clamp",
         lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
-        "({1} < {0} ? {0} : {1} > {2} ? {2} : {1})",
-        "({1} < {0} ? {0} : {1} > {2} ? {2} : {1})",
+        "({1} > {2} || {0} > {2} ? {2} : {1} < {0} ? {0} : {1})",
+        "({1} > {2} || {0} > {2} ? {2} : {1} < {0} ? {0} : {1})",
     ),
 )
 ELEMENTWISE = {r.name: r for r in ROWS}
@@ -311,10 +361,10 @@ def _define(row: Row) -> None:
         e = step.equation
         args = [sim.read(x) for x in e.operands]
         dtype = numpy_dtype(e.results[0].dtype)
-        if dtype.itemsize == 2 and dtype.kind not in "iub":  # 16-bit floats: computed in float32, rounded once
-            args = [a.astype(np.float32) if a.dtype == dtype else a for a in args]
+        if dtype.kind not in "iu":
+            args = [widened(a) for a in args]
         x = row.numpy(*args) if step.fma is None else sim.fused(step.fma)
-        sim.write(e.results[0], x if x.dtype == dtype else x.astype(dtype))
+        sim.write(e.results[0], narrowed(x, dtype))
 
 
 def expression_of(row: Row, e: Equation, approx: bool) -> str:

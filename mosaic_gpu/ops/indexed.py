@@ -15,14 +15,14 @@ from typing import Any
 from ..codegen.emit_indexed import emit_get, emit_put
 from ..errors import UnsupportedCall
 from ..program import Equation, View
-from .moves import ALL
+from .moves import IN_MEMORY
 from .refs import Access
 from .registry import WARPGROUP, op
 
 NOWHERE = -(2**31)  # an index that is outside of every view on purpose
 INSTEAD = "index arrays take a whole warpgroup; do it outside of warp_map"
-get_indexed = op("get_indexed", pure=True, whole=True, dtypes=ALL, instead=INSTEAD)
-put_indexed = op("put_indexed", whole=True, dtypes=ALL, instead=INSTEAD)
+get_indexed = op("get_indexed", pure=True, whole=True, dtypes=IN_MEMORY, instead=INSTEAD)
+put_indexed = op("put_indexed", whole=True, dtypes=IN_MEMORY, instead=INSTEAD)
 
 
 @dataclasses.dataclass(frozen=True)

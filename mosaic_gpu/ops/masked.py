@@ -11,13 +11,13 @@ from typing import Any
 from ..codegen.emit_indexed import emit_masked
 from ..errors import UnsupportedCall
 from ..program import Equation, View
-from .moves import ALL
+from .moves import IN_MEMORY
 from .refs import Access
 from .registry import WARPGROUP, op
 
 INSTEAD = "masks are a warpgroup's; do it outside of warp_map, or under plgpu.when"
-masked_load_p = op("masked_load", whole=True, dtypes=ALL, instead=INSTEAD)
-masked_store_p = op("masked_store", whole=True, dtypes=ALL, instead=INSTEAD)
+masked_load_p = op("masked_load", whole=True, dtypes=IN_MEMORY, instead=INSTEAD)
+masked_store_p = op("masked_store", whole=True, dtypes=IN_MEMORY, instead=INSTEAD)
 
 
 @masked_load_p.abstract

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import array_bytes, itemsize, row_major
+from ..layouts.shared import BELOW_A_BYTE, array_bytes, itemsize, row_major
 from ..layouts.spread import register_table
 from ..program import Equation, Value
-from .elementwise import FLOAT8, FLOATS, INTEGERS
+from .elementwise import FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from .registry import BOTH, WARP, WARPGROUP, Op
 
-ALL = (*FLOATS, *FLOAT8, *INTEGERS, "bool")
+ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, *INT4, "bool")
+IN_MEMORY = tuple(t for t in ALL if t not in BELOW_A_BYTE)
 
 
 @dataclasses.dataclass(frozen=True)

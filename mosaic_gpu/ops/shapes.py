@@ -39,23 +39,9 @@ def _broadcast(e: Equation, x: Any) -> Any:
 define_move(broadcast_in_dim, _broadcast_map, _broadcast)
 
 
-def _unit_dims(e: Equation) -> tuple[int, ...] | None:
-    """For a reshape that only adds or drops dimensions of extent 1: where each result dimension > 1 comes from."""
-    x, y = e.operands[0], e.results[0]
-    if [n for n in x.shape if n != 1] != [n for n in y.shape if n != 1]:
-        return None
-    real = [i for i, n in enumerate(y.shape) if n != 1]
-    out, k = [], 0
-    for n in x.shape:
-        out.append(real[k] if n != 1 else -1)
-        k += n != 1
-    return tuple(out)
-
-
 def _reshape_layouts(solver: Any, e: Equation) -> None:
-    dims = _unit_dims(e)
-    if e.operands[0].shape and e.results[0].shape and dims is not None:
-        solver.unit_reshape(e, e.operands[0], e.results[0], dims)
+    if e.operands[0].shape and e.results[0].shape:
+        solver.reshape(e, e.operands[0], e.results[0])
 
 
 for _name in ("reshape", "squeeze", "expand_dims"):

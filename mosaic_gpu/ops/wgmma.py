@@ -102,11 +102,10 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
     assert isinstance(acc, View) and isinstance(b, View) and not isinstance(a, int)
     b_types, acc_types = TYPES.get(a.dtype, ((), ()))
     if b.dtype not in b_types or acc.dtype not in acc_types:
-        raise IllegalInstruction(
-            f"wgmma has no {a.dtype} x {b.dtype} -> {acc.dtype}; with A {a.dtype}, B may be {b_types} and the "
-            f"accumulator {acc_types}",
-            e.line,
-        )
+        rest = f"with A {a.dtype}, B may be {b_types} and the accumulator {acc_types}"
+        if not b_types:
+            rest = f"it multiplies {', '.join(TYPES)}: convert A with astype first"
+        raise IllegalInstruction(f"wgmma has no {a.dtype} x {b.dtype} -> {acc.dtype}; {rest}", e.line)
     m, n = acc.shape
     if acc.shape != acc.ref.shape:
         raise IllegalInstruction(f"wgmma into a slice of an accumulator ({acc}): use one ACC per slice", e.line)

@@ -30,6 +30,7 @@ from ..frontend import shard_map
 from ..frontend.foreign import translated
 from ..frontend.loops import bounded_slices
 from ..frontend.trace import function_line, raised_at
+from ..layouts.shared import BELOW_A_BYTE, way_out_below_a_byte
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
 from .blocks import kept_shape, symbolic, why_in_place
 from .irregular import checked, grouped, is_irregular, no_index
@@ -38,7 +39,6 @@ from .specs import BlockDim, BlockSpec, Element, _NoBlockSpec, no_block_spec
 
 WHERE = "pallas_call"
 INT32_MAX = 2**31 - 1
-BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 class _Dynamic:
@@ -248,8 +248,7 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         return BlockMapping(name, shape, np.dtype(dtype), (), index, True, left=left)
     if np.dtype(dtype).name in BELOW_A_BYTE:
         raise UnsupportedCall(
-            f"{WHERE}: {name}: blocks of {np.dtype(dtype).name} cannot be read: memory here counts in bytes. Convert "
-            "to int8 outside, or pack two elements into a uint8",
+            f"{WHERE}: {name}: blocks of {np.dtype(dtype).name} cannot be read: {way_out_below_a_byte(np.dtype(dtype).name)}",
             getattr(spec, "line", None),
         )
     dims = spec.dims(WHERE, name, shape)

@@ -246,6 +246,8 @@ def _sides(shape: Sizes) -> Sizes:
 def _elementwise(body: _Body, e: Any, values: list[Any]) -> Tiled:
     aval = e.outvars[0].aval
     shapes = [np.shape(x) for x in values]
+    if e.primitive.name == "bitcast_convert_type" and shapes[0] != aval.shape:  # to another width
+        raise _NotInPieces
     for x, shape in zip(values, shapes, strict=True):
         body.holds(x)
         if shape and not isinstance(x, Tiled):

@@ -10,10 +10,10 @@ from ..collecting import kept
 from ..errors import Line, MosaicGpuError, ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import ITEM_BITS
+from ..layouts.shared import BELOW_A_BYTE, ITEM_BITS, way_out_below_a_byte
 from ..ops import registry
 from ..ops.debug import print_layouts
-from ..ops.elementwise import FLOAT8, FLOATS, INTEGERS
+from ..ops.elementwise import FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
@@ -195,6 +195,8 @@ def check_launch(program: Program) -> None:
             f"grid={program.grid}: only the last axis may have more than 65535 blocks (CUDA's limit for y and z)",
             program.line,
         )
+    for v in (*program.inputs, *program.scratch):
+        refuse_part_of_a_byte(v, program.line)
     for v in program.inputs:
         if any(n >= 2**31 for n in v.shape):
             raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
@@ -281,23 +283,33 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     return plan
 
 
+def refuse_part_of_a_byte(ref: Value, line: Line | None) -> None:
+    """UnsupportedCall for a Ref whose elements have no address."""
+    if ref.dtype in BELOW_A_BYTE:
+        raise UnsupportedCall(f"{ref}: there are no Refs of {ref.dtype}, as {way_out_below_a_byte(ref.dtype)}", line)
+
+
 def refuse_types(e: Equation) -> None:
     """UnsupportedPrimitive for values of types that a kernel has no registers for, and for reductions of no elements."""
+    for v in (v for r in e.regions for v in r.inputs if v.space is not None):
+        refuse_part_of_a_byte(v, e.line)
     for v in e.results:
         if v.space is None and v.dtype not in ITEM_BITS and not v.dtype.startswith("key<"):
-            known = ", ".join((*FLOATS, *INTEGERS, "bool"))
+            known = ", ".join((*FLOATS, *INTEGERS, *INT4, "bool"))
             raise UnsupportedPrimitive(
                 f"{e.op} makes {v.dtype} values: a kernel computes in {known}; convert outside, or pass the parts (real and "
                 "imaginary, or bytes) as arrays of their own",
                 e.line,
             )
-    small = next((o.dtype for o in (*e.results, *e.operands) if not isinstance(o, View) and o.dtype in FLOAT8), None)
+    types = [o.dtype for o in (*e.results, *e.operands) if not isinstance(o, View)]
+    small = next((t for t in types if t in SMALL_FLOATS or t in INT4), None)
     known_op = registry.OPS.get(e.op)
     if small is not None and e.op not in ON_ANY_VALUE and known_op is not None and small not in known_op.dtypes:
+        what, wide = "moved, chosen from and converted, not computed with", "float32"
+        if small in INT4:
+            what, wide = "moved, chosen from, converted, compared, added, subtracted, multiplied and divided", "int8"
         raise UnsupportedPrimitive(
-            f"{e.op} of {small}: these are moved, chosen from and converted, not computed with; convert to float32 first "
-            "(x.astype(jnp.float32)) and back",
-            e.line,
+            f"{e.op} of {small}: these are {what}; convert to {wide} first (x.astype(jnp.{wide})) and back", e.line
         )
     if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
         raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)

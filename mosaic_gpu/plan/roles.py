@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.elementwise import ELEMENTWISE, PURE, WITH_PARAMETERS, numpy_dtype
+from ..ops.elementwise import ELEMENTWISE, INT4, PURE, WITH_PARAMETERS, numpy_dtype, widened
 from ..ops.registry import OPS
 from ..program import Equation, Literal, Operand, Region, Value, View, scalars_of, substitute
 
@@ -127,7 +127,7 @@ def _fold(e: Equation, operands: tuple[Operand, ...], known: Known, count: int) 
         return None
     if e.op in WITH_PARAMETERS and e.op != "convert_element_type":
         return None
-    if e.results[0].dtype in ("bfloat16", "float16"):
+    if e.results[0].dtype in ("bfloat16", "float16", *INT4):
         return None
     args: list[tuple[Any, ...]] = []
     for o in operands:
@@ -139,6 +139,7 @@ def _fold(e: Equation, operands: tuple[Operand, ...], known: Known, count: int) 
     out = []
     for row in zip(*args, strict=True):
         with np.errstate(all="ignore"):
+            row = tuple(map(widened, row))
             value = row[0] if e.op == "convert_element_type" else ELEMENTWISE[e.op].numpy(*row)
         out.append(np.asarray(value).astype(dtype))
     return tuple(out)

@@ -30,6 +30,9 @@ CALLS: dict[str, list[str]] = {
         "u[0] = count_from_end((int)u[1], 7)",
         "u[0] = order_keyf(f[0])",
         "u[0] = (u32)order_key((double)f[0])",
+        "i[0] = wrap_s4(i[1]) + wrap_u4(i[2])",
+        "f[0] = float_of_s4(i[0]) + float_of_u4(i[3] & 15)",
+        "f[1] = from_e2m1(to_e2m1(f[2]))",
     ],
     "mbarrier": [
         "mbarrier_init(u[0], 1)",

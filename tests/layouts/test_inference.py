@@ -288,3 +288,26 @@ def test_every_array_of_a_real_kernel_has_a_layout_or_is_a_splat(plan, array):
     }
     dead = {r.id for e in walk(p.program.body) if e.op == "swap" for r in e.results}
     assert missing <= splats | dead, missing
+
+
+def test_reshapes_hand_layouts_on(layouts_of, array):
+    """Both ways, where a layout's digits divide into the other shape."""
+
+    def body(x, y, o, q):
+        v = plgpu.load(x, layout=Layout.WGMMA)
+        o[...] = v.reshape(64, 8, 8)
+        q[...] = plgpu.layout_cast(y[...].reshape(64, 64), Layout.WGMMA)
+
+    found = layouts_of(body, array(64, 64), array(64, 16, 4), out=[array(64, 8, 8), array(64, 64)])
+    first, second = found["reshape"]
+    assert first.same_map(wgmma((64, 64)).reshaped((64, 8, 8))) and second.same_map(wgmma((64, 64)))
+    assert found["get"][0].same_map(wgmma((64, 64)).reshaped((64, 16, 4)))
+
+
+def test_what_is_reduced_after_a_reshape_comes_so(plan, array):
+    """Lanes share the reduced dimension, so nothing goes through shared memory."""
+
+    def body(x, o):
+        o[...] = jnp.sum(x[...].reshape(64, 128), axis=1)
+
+    assert plan(body, array(128, 64), out=array(64)).roles[0].scratch_bytes == 0

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic_gpu.layouts.registers import Digit, Layout, RegisterLayout, strided, tcgen05_native, wgmma
+from mosaic_gpu.layouts.shared import row_major
 
 
 def counts(layout: RegisterLayout) -> np.ndarray:
@@ -162,3 +163,40 @@ def test_shapes_that_do_not_fit(layout, shape, words):
 def test_names():
     assert str(wgmma((64, 8))) == "WGMMA[64, 8]" and "reduce(1,)" in str(wgmma((64, 8)).reduce(1))
     assert Layout.WGMMA() is Layout.WGMMA and Layout.WGMMA.reduce(1) == Layout.WGMMA.reduce((1,))
+
+
+RESHAPES = [
+    (wgmma((64, 32)), (64, 16, 2)),
+    (wgmma((64, 64)), (64, 2, 4, 4, 2)),
+    (wgmma((64, 32)), (2048,)),
+    (wgmma((64, 24)), (1, 8, 8, 24, 1)),
+    (tcgen05_native((128, 24)), (128, 8, 3)),
+    (tcgen05_native((128, 24)), (4, 32, 24)),
+    (strided((16, 64), 4), (64, 16)),
+    (strided((16, 64), 2), (1024,)),
+    (wgmma((64, 16)).reduce(1), (8, 8)),
+]
+
+
+@pytest.mark.parametrize(("layout", "shape"), RESHAPES, ids=str)
+def test_reshaped(layout, shape):
+    """Every thread and register has the same element, row by row; and back."""
+    other = layout.reshaped(shape)
+    assert other is not None and other.shape == shape
+    numbers = [(x.coordinates() * row_major(x.shape)).sum(-1) for x in (layout, other)]
+    np.testing.assert_array_equal(*numbers)
+    back = other.reshaped(layout.shape)
+    assert back is not None and back.same_map(layout)
+
+
+def test_not_reshaped():
+    assert wgmma((64, 24)).reshaped((64, 8, 3)) is None
+
+
+def test_parts_of_elements():
+    """They are with the thread that has the whole."""
+    whole = wgmma((64, 16))
+    c = whole.with_minor((64, 16, 2)).coordinates()
+    np.testing.assert_array_equal(c[:, :, ::2, :2], whole.coordinates())
+    np.testing.assert_array_equal(c[:, :, 1::2, :2], whole.coordinates())
+    np.testing.assert_array_equal(c[..., 2], np.broadcast_to(np.arange(16) % 2, c.shape[:-1]))

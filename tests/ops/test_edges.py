@@ -51,7 +51,7 @@ def new_axis(x: Any, o: Any) -> None:
 @pytest.mark.parametrize(
     "body,shape,dtype,words",
     [
-        (double, (64, 64), "int4", "makes int4 values"),
+        (double, (64, 64), "int4", "no Refs of int4, as memory here counts in bytes: hand over"),
         (double, (64, 64), "complex64", "makes complex64 values"),
         (complex_constant, (64, 64), "complex64", "makes complex64 values"),
         (softmax, (128, 0), "float32", "no elements"),

@@ -169,12 +169,6 @@ case(
 case("a reduction of nothing", lambda a, b: b.__setitem__(..., jnp.sum(a[...], axis=1)), x(128, 0), out=o(128))
 case("an unknown primitive", lambda a, b: b.__setitem__(..., lax.digamma(a[...])), x(128), out=o(128))
 case(
-    "a bitcast to another width",
-    lambda a, b: b.__setitem__(..., lax.bitcast_convert_type(a[...], jnp.float16)),
-    x(128),
-    out=o(128, 2, dtype=jnp.float16),
-)
-case(
     "a clamp of bools",
     lambda a, b: b.__setitem__(..., lax.clamp(False, a[...] > 0, True)),
     x(128),
@@ -491,8 +485,14 @@ case(
     out=o(64, 64, dtype=np.float64),
 )
 case(
-    "a product of 4 bits",
-    lambda a, c: c.__setitem__(..., jnp.dot(a[...], a[...], preferred_element_type=jnp.int32)),
+    "a product of bools",
+    lambda a, c: c.__setitem__(..., lax.dot(a[...] > 0, a[...] > 0).astype(jnp.float32)),
+    x(64, 64),
+    out=o(64, 64),
+)
+case(
+    "a Ref of 4 bits",
+    lambda a, c: c.__setitem__(..., a[...].astype(jnp.int32)),
     x(64, 64, dtype=jnp.int4),
     out=o(64, 64, dtype=jnp.int32),
 )

@@ -16,6 +16,26 @@ DI T int_power(T x) {
   }
 }
 
+// 4-bit numbers: integers in 32 bits, their sign extended, and floats (two bits of exponent, one of mantissa) by their bits.
+DI int wrap_s4(int x) { return (int)((u32)x << 28) >> 28; }
+DI int wrap_u4(int x) { return x & 15; }
+
+// Exact, without the slow conversion: the low bits of 2^23 + x are x.
+DI float float_of_s4(int x) { return __int_as_float(((x & 15) ^ 8) | 0x4b000000) - 8388616.f; }
+DI float float_of_u4(int x) { return __int_as_float(x | 0x4b000000) - 8388608.f; }
+
+DI float from_e2m1(u8 x) {
+  float magnitude = __uint_as_float((x & 7u) << 22) * 0x1p126f;  // the exponents differ by 126, and both have denormals
+  return __uint_as_float(__float_as_uint(magnitude) | (x & 8u) << 28);
+}
+
+// To the nearest, ties to even; what is too large, infinity too, becomes 6, and NaN, which the type has not, -0: as XLA has it.
+DI u8 to_e2m1(float x) {
+  float a = fabsf(x);
+  u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.f);
+  return (u8)(x == x ? code | (__float_as_uint(x) >> 28 & 8) : 8);
+}
+
 DI u32 as_bits(float x) { return __float_as_uint(x); }
 DI u64 as_bits(double x) { return (u64)__double_as_longlong(x); }
 DI float float_of_bits(u32 x) { return __uint_as_float(x); }
