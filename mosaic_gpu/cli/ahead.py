@@ -76,15 +76,17 @@ def compile_pool(processes: int | None = None) -> Iterator[concurrent.futures.Ex
         yield None
         return
     # Spawned, as JAX has threads.
-    pool = concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_on_cpu)
+    pool = concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_behind)
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _on_cpu() -> None:
-    """In a process that compiles: JAX must not take its share of the GPU's memory.  This process's environment stays."""
+def _behind() -> None:
+    """In a process that compiles: JAX must not take its share of the GPU's memory, nor the process its share of the processors
+    while another one launches kernels that are timed.  This process's environment stays."""
+    os.nice(15)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # by the program that started us
         sys.modules["jax"].config.update("jax_platforms", "cpu")

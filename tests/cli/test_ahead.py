@@ -84,6 +84,12 @@ def test_only_the_processes_that_compile_are_kept_off_the_gpu(kernels, monkeypat
         assert "JAX_PLATFORMS" not in os.environ
 
 
+def test_compiling_gives_way_to_timing(kernels) -> None:
+    """On a host whose processors all compile, a call of 2.6 ms was measured at 8 ms: its launches came late."""
+    with compile_pool(2) as pool:
+        assert pool is not None and pool.submit(os.nice, 0).result() == min(os.nice(0) + 15, 19)
+
+
 def test_a_compiler_that_crashes_leaves_the_rest_to_the_timing_process(kernels) -> None:
     with compile_pool(2) as pool:
         assert pool is not None
