@@ -54,7 +54,10 @@ def attention(
     written out for every query, and where t is no multiple of 8 copied.
     return_lse: also return the natural log-sum-exp of the scaled scores, with the bias, (..., h, s) float32.
     A query that sees no key gives zeros, and an LSE of -inf.  Scaled scores must stay below 2^28 in magnitude: beyond, the
-    exponential of a float32 rounding error over- or underflows.
+    exponential of a float32 rounding error over- or underflows (so hide keys by -inf or a mask; of a query all of whose keys have
+    a bias of -1e30 or finfo.min, the result is undefined).  Gradients compute the probabilities again from a float32 LSE, so with
+    scores of 2^n they are 2^(n - 23) off, and dS takes its row sum from the rounded output, as FlashAttention does: where a
+    softmax is peaked or sees few keys, dQ and dK cancel to less than their own rounding errors.
     use_stable_softmax: False leaves a row's maximum where it is: exp(scale q k^T) in float32 as it comes, with less work for each
     score.  For a caller who knows that the scaled scores are small.  Hopper's kernel rounds these exponentials to q's dtype:
     above 88 (float16: 11) they are infinite, and so the row's results are inf or NaN, as its LSE may be; far below zero
@@ -74,7 +77,7 @@ def attention(
     counts.  With a bias or a mask, and on Blackwell, not yet: UnsupportedCall names implementation='xla', which is.
     Output and LSE are what the backward pass keeps besides q, k and v; checkpoint policies know them as "attention_out"
     and "attention_lse".  Forward mode and second derivatives raise UnsupportedCall (a forward mode over a jit around
-    attention: JAX's own TypeError).
+    attention: JAX's own TypeError); implementation='xla' has both.
 
     Raises UnsupportedCall for shapes and dtypes it does not have, DeviceMismatch for a config of another generation.
     """
@@ -191,6 +194,8 @@ def _check(
     h, h_kv = q.shape[-2], k.shape[-2]
     if h_kv == 0 or h % h_kv:
         raise UnsupportedCall(f"attention: {h} query heads over {h_kv} KV heads: {h} is not a multiple of {h_kv}")
+    if q.shape[-1] == 0:
+        raise UnsupportedCall("attention: head dim 0: q and k have no columns to make scores of")
     if scale is not None and not 0 < scale < math.inf:
         raise UnsupportedCall(f"attention: scale={scale}; it must be positive and finite")
 

@@ -68,7 +68,7 @@ def attend(call: Call, q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array
             raise
         raise UnsupportedCall(
             "attention has no forward-mode derivative (jvp, jacfwd, linearize of a jvp): its kernels make vector-Jacobian "
-            "products; use grad, vjp or jacrev"
+            "products; use grad or vjp (or jacrev, once), or implementation='xla'"
         ) from error
 
 
@@ -128,7 +128,7 @@ def gradients(
 def _second(call: Call, primals: Any, tangents: Any) -> NoReturn:
     raise UnsupportedCall(
         "attention has no second derivative: the kernels that make its gradients have none. For Hessians take "
-        "jax.nn.dot_product_attention, or stop the gradient (jax.lax.stop_gradient) of the first derivative"
+        "implementation='xla', or stop the gradient (jax.lax.stop_gradient) of the first derivative"
     )
 
 

@@ -58,7 +58,8 @@ def run(
             return calls["mosaic_gpu"]()
         _say_fallback(name, arch)
         return calls["xla"]()
-    names = [implementation] if isinstance(implementation, str) else list(implementation)
+    names = [implementation] if isinstance(implementation, str) else implementation
+    names = list(names) if isinstance(names, (list, tuple)) else []
     if not names or not set(names) <= set(IMPLEMENTATIONS):
         raise ValueError(f"{name}: implementation={implementation!r}; it is None, or of {', '.join(IMPLEMENTATIONS)}")
     if config is not None and "mosaic_gpu" not in names:

@@ -17,9 +17,11 @@ def check_head_dims(*dims: int) -> None:
     """UnsupportedCall for a head dim that no kernel has."""
     for d in dims:
         if d not in HEAD_DIMS:
+            small = 0 < d < HEAD_DIMS[-1]
             raise UnsupportedCall(
                 f"head dim {d}: the kernels have multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; "
-                "pad q, k and v with zeros and pass scale"
+                + ("pad with zeros (q and k: and pass scale), or take " if small else "take ")
+                + "implementation='xla'"
             )
 
 

@@ -38,16 +38,17 @@ def attention(
     diagonal = last_key_of_query_0(causal, s, t)
     if diagonal is not None:
         scores = jnp.where(jnp.arange(t)[None] <= jnp.arange(s)[:, None] + diagonal, scores, -jnp.inf)
-    if stable:
-        lse = jax.scipy.special.logsumexp(scores, axis=-1)
-        p = jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0.0)[..., None])
-    else:
-        p = jnp.exp(scores)
-        total, some = p.sum(-1), p.any(-1)
-        total = jnp.where(
-            some, total, 1.0
-        )  # before it divides and before the logarithm, whose gradients are then no NaN
-        p, lse = p / total[..., None], jnp.where(some, jnp.log(total), -jnp.inf)
+    seen = (scores > -jnp.inf).any(-1, keepdims=True)
+    scores = jnp.where(seen, scores, 0.0)  # before the exponentials, whose gradients are then no NaN
+    # Divided by their sum, as a logarithm of that beside large scores would be rounded to their size.
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True)) if stable and t else jnp.zeros((), jnp.float32)
+    p = jnp.exp(scores - top)
+    total = p.sum(-1, keepdims=True)
+    vanished = total == 0
+    total = jnp.where(vanished, 1.0, total)
+    seen = seen & ~vanished
+    p = jnp.where(seen, p / total, 0.0)
+    lse = jnp.where(seen, jnp.log(total) + top, -jnp.inf)[..., 0]
     out = jnp.einsum("bngst,btnd->bsngd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(b, s, h, v.shape[3]), lse.reshape(b, h, s)
 

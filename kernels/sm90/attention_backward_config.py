@@ -62,9 +62,10 @@ class AttentionBackwardConfig(Config):
                 f"{COMPUTES} x {self.compute_registers} + {more} = {total} registers; the pool of {4 - self.split} warpgroups "
                 f"has {pool}"
             )
-        for n in (self.compute_registers, self.memory_registers, self.dq_registers):
+        for name in ("compute_registers", "memory_registers", "dq_registers"):
+            n = getattr(self, name)
             if n % 8 or not 24 <= n <= 240:
-                raise ValueError(f"{n} registers: a multiple of 8 from 24 to 240")
+                raise ValueError(f"{name}={n}: a multiple of 8 from 24 to 240")
 
     @property
     def key_tiles(self) -> int:
@@ -98,16 +99,16 @@ class AttentionBackwardConfig(Config):
         """Raise ResourceExceeded where the head dims (of Q and K; of V and the output) do not fit."""
         dims = f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
         head_dim, value_dim = columns_of(head_dim), columns_of(value_dim)
+        less = "smaller blocks, fewer stages" + ("" if self.split else ", or split=True")
         if self.shared_bytes(head_dim, value_dim) > SHARED_LIMIT:
             raise ResourceExceeded(
                 f"attention backward, block_q={self.block_q} x {self.num_stages} stages at head dim {dims}: "
-                f"{self.shared_bytes(head_dim, value_dim)} bytes of shared memory; a block has {SHARED_LIMIT}"
+                f"{self.shared_bytes(head_dim, value_dim)} bytes of shared memory; a block has {SHARED_LIMIT}: {less}"
             )
         if self.registers_needed(head_dim, value_dim) > self.compute_registers + 8:
             raise ResourceExceeded(
                 f"attention backward, block_q={self.block_q} at head dim {dims} needs about "
-                f"{self.registers_needed(head_dim, value_dim)} registers, compute_registers is {self.compute_registers}: "
-                "smaller blocks, or split=True"
+                f"{self.registers_needed(head_dim, value_dim)} registers, compute_registers is {self.compute_registers}: {less}"
             )
 
 

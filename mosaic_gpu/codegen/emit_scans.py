@@ -120,7 +120,7 @@ class ScanEmitter(ReductionEmitter):
                 self.write_place(indices.dtype, "to", c[d], base)
         self.met()
         for r, start in ((values, 0), (indices, base)):
-            places = self.positions(f"{name}_{r.id}", self.layout(r), short)
+            places = self.positions(f"{name}_to{r.id}", self.layout(r), short)
             self.assign_elements(r, [self.read_place(r.dtype, p, start) for p in places])
 
 

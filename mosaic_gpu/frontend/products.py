@@ -65,9 +65,9 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     result = e.outvars[0].aval
     dtype = dtype_name(result.dtype)
     x, y = (_converted(tr, o, INT4_AS.get(o.dtype, o.dtype), out, line) for o in (x, y))
-    common = x.dtype
+    common, exact = x.dtype, False
     if x.dtype != y.dtype and {x.dtype, y.dtype} not in TOGETHER:
-        common = dtype_name(jax.numpy.promote_types(jax.numpy.dtype(x.dtype), jax.numpy.dtype(y.dtype)))
+        common, exact = _common(x.dtype, y.dtype)
         x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
     if common not in TYPES:
         raise UnsupportedCall(
@@ -76,6 +76,8 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
             line,
         )
     precision = _precision(e.params.get("precision"), common, dtype, line)
+    if exact and common == "float32":
+        precision = ACCURATE  # of as many bits as the integers have
     left, x = _grouped(tr, x, tuple(batch_x), tuple(contract_x), out, line)
     right, y = _grouped(tr, y, tuple(batch_y), tuple(contract_y), out, line)
     shape = [x.shape[left[0]]] * (left[0] >= 0)
@@ -95,6 +97,20 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
             out.append(Equation("convert_element_type", (source,), (to,), (("new_dtype", to.dtype),), (), line))
         else:
             out.append(Equation("reshape", (source,), (to,), (("new_sizes", to.shape),), (), line))
+
+
+def _common(a: str, b: str) -> tuple[str, bool]:
+    """(a type that holds all values of two different ones, as far as there is one; whether that takes all bits of a float32).
+
+    Not JAX's promotion, by which an integer is rounded to the other operand's float; a product of two types is of their values.
+    """
+    floats, integers = ([x for x in (a, b) if (x in INTEGERS) == whole] for whole in (False, True))
+    if "bool" in (a, b) or not floats or not (integers or set(floats) & set(SMALL_FLOATS)):
+        return dtype_name(jax.numpy.promote_types(jax.numpy.dtype(a), jax.numpy.dtype(b))), False
+    wide = next((x for x in floats if x not in SMALL_FLOATS), "bfloat16")  # which holds 8-bit integers and small floats
+    if not integers or integers[0] in ("int8", "uint8"):
+        return wide, False
+    return ("float64" if wide == "float64" else "float32"), True
 
 
 def _converted(tr: Tracer, x: Operand, dtype: str, out: list[Equation], line: Line | None) -> Operand:

@@ -120,6 +120,8 @@ def register(call_p: Any) -> None:
 
     def batch(args: Sequence[Any], dims: Sequence[int | None], *, traced: Any) -> tuple[list[Any], list[int]]:
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+        if size == 0:  # TMA has no descriptors of arrays without elements
+            return [jax.numpy.zeros((0, *a.shape), a.dtype) for a in traced.out_avals], [0] * len(traced.out_avals)
         inputs = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
         replaced = {i for i, _ in traced.program.aliases}  # an output has the new dimension, and so what it starts with
         for i in replaced:

@@ -209,6 +209,11 @@ def order_key(x: Any) -> Any:
     return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
+def _sign(x: Any) -> Any:
+    """Of a zero: itself, with its sign."""
+    return np.where(x == 0, x, np.sign(x)).astype(x.dtype)
+
+
 def _select(which: Any, *cases: Any) -> Any:
     return np.choose(np.asarray(which).astype(np.int32), cases, mode="clip")
 
@@ -237,7 +242,7 @@ ROWS = (
     Row("not", np.invert, None, "~{0}", "!{0}"),
     Row("neg", np.negative, "-{0}", "-{0}"),
     Row("abs", np.abs, "fabsf({0})", "({0} < 0 ? -{0} : {0})"),
-    Row("sign", np.sign, "({0} > 0.f ? 1.f : {0} < 0.f ? -1.f : {0})", "(({0} > 0) - ({0} < 0))"),
+    Row("sign", _sign, "({0} > 0.f ? 1.f : {0} < 0.f ? -1.f : {0})", "(({0} > 0) - ({0} < 0))"),
     Row("one_minus_square", _one_minus_square, "fmaf(-({0}), {0}, 1.f)"),
     Row("square", np.square, "{0} * {0}", "{0} * {0}"),
     Row("floor", np.floor, "floorf({0})"),

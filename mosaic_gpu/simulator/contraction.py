@@ -26,7 +26,7 @@ def fma(a: Any, b: Any, c: Any) -> Array:
     with np.errstate(all="ignore"):
         product = exact_product(a, b)
         total = np.asarray(product + np.asarray(c, np.float64))
-        if ((total.view(np.int64) & BELOW) == MIDDLE).any() or not np.abs(total).min() >= SMALLEST_NORMAL:
+        if ((total.view(np.int64) & BELOW) == MIDDLE).any() or not (np.abs(total) >= SMALLEST_NORMAL).all():
             total = _to_odd(total, product, c)
         return total.astype(np.float32)
 

@@ -110,6 +110,12 @@ def test_vmap_of_nothing():
     assert sums.shape == (0, 3) and place.shape == (0, 3, 3)
 
 
+def test_vmap_of_no_attention():
+    """TMA has no descriptors of arrays without elements."""
+    q = jnp.zeros((0, 8, 1, 64), jnp.bfloat16)
+    assert jax.vmap(attention)(q, q, q).shape == q.shape
+
+
 @pytest.mark.parametrize("config", [MatmulConfig(), MatmulConfig(cluster_m=2), MatmulConfig(persistent=True)])
 def test_vmap_of_matmul(config):
     """TMA, clusters and blocks that take tile after tile: the same bits as one call after the other."""

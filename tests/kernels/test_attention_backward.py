@@ -305,6 +305,13 @@ def test_configs_that_do_not_fit(d, words):
 
 
 # ---- the kernels as they are compiled --------------------------------------------------------------------------------------
+def test_the_way_out_is_one():
+    with pytest.raises(ResourceExceeded, match="fewer stages, or split=True"):
+        AttentionBackwardConfig().check(256, 256)
+    with pytest.raises(ResourceExceeded, match="smaller blocks, fewer stages$"):
+        AttentionBackwardConfig(split=True, block_q=256).check(64, 64)
+
+
 def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.bfloat16, config=None):
     """(name, plan) of every kernel of a backward pass, with and without determinism; "main" makes no dQ where it is split."""
     dv = dv or d

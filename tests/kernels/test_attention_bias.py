@@ -442,3 +442,35 @@ def test_which_config(arch, options, monkeypatch):
     for config, shape in taken:
         assert {n: getattr(config, n) for n in options} == options and shape == (1, 1, 8, 8)
     assert len(taken) == 2
+
+
+@pytest.mark.parametrize("level", [-1e4, -1e7, -1e9])
+def test_xla_divides_by_the_sum(level):
+    """A row whose keys all have one large bias is that row without it, up to what the bias's size leaves of the scores."""
+    q, k, v = (randoms(1, 1, 93, 1, 32, dtype=np.float32, seed=i)[0] for i in range(3))
+    bias = jnp.full((1, 1, 93, 93), level, jnp.float32)
+    out = attention(q, k, v, bias=bias, implementation="xla")
+    scores = np.float32(np.einsum("bsnd,btnd->bnst", q, k, dtype=np.float64) * 32**-0.5) + np.float32(level)
+    p = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
+    right = np.einsum("bnst,btnd->bsnd", p / p.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(out, right, atol=2e-2 if level == -1e7 else 2e-3)
+
+
+def test_xla_gradients_of_a_query_without_keys():
+    """By a bias of -inf as by a mask: zeros, and no NaN for anybody."""
+    q, k, v = (randoms(1, 1, 9, 1, 16, dtype=np.float32, seed=i)[0] for i in range(3))
+    hidden = np.zeros((1, 1, 9, 9), bool)
+    hidden[..., 4, :] = hidden[..., 7] = True
+
+    def loss(q, k, v, bias, mask):
+        out, lse = attention(q, k, v, bias=bias, mask=mask, return_lse=True, implementation="xla")
+        return (out**2).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+
+    bias = jnp.where(hidden, -jnp.inf, 0.0)
+    found = jax.grad(loss, (0, 1, 2, 3))(q, k, v, bias, None)
+    wanted = jax.grad(loss, (0, 1, 2))(q, k, v, None, ~hidden)
+    assert (
+        all(bool(jnp.isfinite(x).all()) for x in found) and not found[0][0, 4].any() and not found[3][..., 4, :].any()
+    )
+    for x, y in zip(found, wanted, strict=False):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -55,6 +55,13 @@ CASES: dict[str, Case] = {
     "top_k_special": (lambda x: lax.top_k(x, 32)[1], (SPECIAL,)),
     "top_k_of_rows": (lambda x: jnp.concatenate(lax.top_k(x.astype(jnp.int32), 4)), (MATRIX * 9,)),
     "top_k_of_columns": (lambda x: lax.top_k(x, 3, axis=0)[1], (MATRIX,)),
+    "top_k_small_odd": (lambda x: jnp.concatenate(lax.top_k(x[:5, :7].astype(jnp.int32), 3)), (MATRIX * 9,)),
+    "top_k_of_long_rows": (lambda x: lax.top_k(x.reshape(4, 32), 2)[1], (NUMBERS,)),
+    "associative_scan_of_odd_length": (  # whose even half ends in nothing
+        lambda x: lax.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (x, x), axis=0)[1],
+        (np.round(MATRIX[:5] * 2),),
+    ),
+    "sign_of_zeros": (lambda x: jnp.signbit(jnp.sign(x)), (SPECIAL,)),
     "top_k_all": (lambda x: lax.top_k(x, 12)[0], (MATRIX,)),
     "platform_dependent": (
         lambda x: lax.platform_dependent(x, cpu=jnp.floor, cuda=jnp.ceil) + 0 * x,

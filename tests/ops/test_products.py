@@ -319,3 +319,47 @@ def test_sums_are_taken_into_products(arch, strict, compiled):
 
 def test_every_equation_of_a_program_is_walked():
     assert "wgmma" not in {e.op for e in walk(plan_of(product(), *[random(BF16, 64, 64)] * 2).program.body)}
+
+
+MIXED = [
+    ("int8", "float8_e4m3fn"),
+    ("float8_e5m2", "uint8"),
+    ("int8", "bfloat16"),
+    ("uint8", "float16"),
+    ("int16", "bfloat16"),
+    ("float16", "int32"),
+    ("uint32", "float32"),
+    ("float8_e4m3fn", "float16"),
+    ("bfloat16", "float8_e5m2"),
+    ("float32", "float8_e4m3fn"),
+    ("float4_e2m1fn", "float16"),
+    ("bfloat16", "float16"),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), MIXED)
+def test_products_of_two_types_are_of_their_values(left: str, right: str, compiled: Any) -> None:
+    """No integer is rounded to the other operand's float: 17 and 257 are no float8 and no bfloat16, 70000 no float16."""
+
+    def array(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+        whole = "int" in name
+        most = {"int8": 100, "uint8": 255, "int16": 2000, "int32": 70000, "uint32": 70000}.get(name, 4)
+        x = np.random.default_rng(seed).integers(0 if name[0] == "u" else -most, most + 1, shape)
+        return x.astype(name) if whole else x.astype(np.float32).astype(jnp.dtype(name))
+
+    a, b = array(left, (16, 32), 1), array(right, (32, 8), 2)
+    packed = "float4" in left
+
+    def body(a: Any, b: Any, o: Any) -> None:
+        x = lax.bitcast_convert_type(a[...], jnp.dtype(left)).reshape(16, 32) if packed else a[...]
+        o[...] = lax.dot_general(x, b[...], PLAIN, preferred_element_type=F32)
+
+    wide = a.astype(np.float64) @ b.astype(np.float64)
+    if packed:
+        bits = a.view(np.uint8).reshape(16, 16, 2)
+        a = bits[..., 0] | bits[..., 1] << 4
+    kernel = plgpu.kernel(body, jax.ShapeDtypeStruct((16, 8), F32))
+    for arch in ("sm_90a", "sm_100a"):
+        plan = build_plan(kernel.program(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b))), arch)
+        np.testing.assert_array_equal(simulate(plan, (a, b))[0], wide)  # all partial sums fit into 24 bits
+        assert compiled(plan).complaints() == []
