@@ -12,6 +12,8 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
+import importlib
+import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -217,7 +219,7 @@ def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwar
     """Which config a call would take on this machine's first GPU, and why; `str` of it is the report.
 
     kernel: 'attention', 'attention_backward', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays,
-    or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.
+    or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.  TypeError for one that it has not.
     """
     from ..runtime.device import default_arch, device_key
     from .space import generation_of
@@ -227,6 +229,13 @@ def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwar
         if arch is not None and not arch.startswith(("sm_90", "sm_10")):
             raise UnsupportedCall(f"{kernel} has no kernel for {arch}: a call runs XLA's, and takes no config")
         tunable = find_tunable(kernel, generation_of(arch) if arch else "sm90")
+        name = kernel.removesuffix("_backward")
+        function = getattr(importlib.import_module(f"mosaic_gpu.kernels.{name}"), name)
+        known = inspect.signature(function).parameters
+        if unknown := kwargs.keys() - known.keys():
+            raise TypeError(
+                f"explain_config({kernel!r}): {name} has no argument {', '.join(sorted(unknown))}; it has {', '.join(known)}"
+            )
     else:
         tunable = kernel
     return explain(tunable, tunable.workload_of(*args, **kwargs), device=device_key(), config=config)

@@ -194,3 +194,11 @@ def test_of_workloads_with_one_key_the_most_alike(folder, fakes, h200):
         s.add([{"status": "ok", "seconds": 1e-3, "config": AttentionConfig(block_kv=n).to_json()}])
     assert plgpu.explain_config("attention", *arrays(b=1)).config.block_kv == 64
     assert plgpu.explain_config("attention", *arrays(b=8, h=32, h_kv=32)).config.block_kv == 96
+
+
+def test_an_argument_that_the_function_has_not():
+    q = jax.ShapeDtypeStruct((1, 8, 1, 64), jnp.bfloat16)
+    for kernel in ("attention", "attention_backward"):
+        with pytest.raises(TypeError, match="attention has no argument cause; it has q, k, v, causal"):
+            plgpu.explain_config(kernel, q, q, q, cause=True)
+        assert "block_" in str(plgpu.explain_config(kernel, q, q, q, causal=True, deterministic=True))
