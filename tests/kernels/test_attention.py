@@ -161,7 +161,8 @@ X = zeros(1, 8, 2, 64)
         (
             *[zeros(1, 8, 2, 68)] * 3,
             {},
-            r"head dim 68: the kernels have multiples of 8 from 8 to 256; pad q, k and v with zeros and pass scale",
+            r"head dim 68: the kernels have multiples of 8 from 8 to 256; pad with zeros .q and k: and pass scale., "
+            "or take implementation='xla'",
         ),
         (zeros(1, 8, 3, 64), X, X, {}, "3 query heads over 2 KV heads: 3 is not a multiple of 2"),
         (X, zeros(1, 8, 0, 64), zeros(1, 8, 0, 64), {}, "over 0 KV heads"),
