@@ -68,8 +68,8 @@ def attention(
     that was tuned with a bias, else the default that has room for one.  `use_stable_softmax` makes no difference.
     implementation: 'mosaic_gpu' or 'xla' (plain JAX: any float dtype and head dim), which must then take the call; a sequence
     of these: the first that takes it; None: ours, and XLA's on GPUs for which there is no kernel, said once in the log.
-    deterministic: gradients are the same bits in every run; else dQ is summed up in any order at head dims
-        to 128, where that is faster.
+    deterministic: gradients are the same bits in every run; else dQ is summed up in any order at head dims to 128, where that
+    is faster.
     backward_config: of the kernels that make the gradients; None takes the tuned one or the default, as `config` does
     (`mosaic_gpu.explain_config("attention_backward", q, k, v, causal=...)`).
 

@@ -12,6 +12,7 @@ from mosaic_gpu.plan.resources import SHARED_LIMIT
 
 ROWS = 64  # keys of a compute warpgroup, and rows of a product
 COMPUTES = 2
+OF_DQ = ("ds_stages", "dq_columns", "dq_stages", "dq_ahead", "dq_registers")  # of the warpgroup that makes dQ
 POOLS = {3: 504, 4: 512}  # registers of a thread, summed over the warpgroups of a block, by how many there are
 
 
@@ -54,6 +55,12 @@ class AttentionBackwardConfig(Config):
                 raise ValueError(f"{name}={getattr(self, name)}: at least {least}{why}")
         if self.dq_columns % 16 or not 16 <= self.dq_columns <= 256:
             raise ValueError(f"dq_columns={self.dq_columns}: a multiple of 16 from 16 to 256")
+        if self.split:
+            for f in dataclasses.fields(self):
+                if f.name in OF_DQ and getattr(self, f.name) != f.default:
+                    raise ValueError(
+                        f"{f.name}={getattr(self, f.name)} with split=True, whose dQ has a kernel of its own: leave it out"
+                    )
         given = [8] * self.split + [self.memory_registers] + [self.dq_registers] * (not self.split)
         total, pool = COMPUTES * self.compute_registers + sum(given), POOLS[4 - self.split]
         if total > pool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..program import Equation, Region
+from ..program import Equation, Region, Value
 from .roles import DEAD_IF_UNUSED as PURE
 
 
@@ -40,7 +40,7 @@ def _region(equations: Sequence[Equation], line: _Line) -> tuple[Equation, ...]:
         elif e.regions:
             e = e.with_(regions=tuple(Region(r.inputs, place(r.equations), r.outputs) for r in e.regions))
             line.fenced = False
-        elif e.op not in PURE or any(v.shape for v in e.results):
+        elif e.op not in PURE or any(isinstance(v, Value) and v.shape for v in (*e.operands, *e.results)):
             line.fenced = False
         out.append(e)
     return tuple(out)

@@ -29,19 +29,21 @@ HIDDEN, EXPOSED = 0.4, 0.6
 
 # The warpgroup of dQ needs its accumulators and 32 registers besides, 64 at least; what it leaves, the computing ones get.
 SM90: list[Grid] = [
-    {
-        "dq_columns": (columns,),
-        "compute_registers": (compute,),
-        "dq_registers": (dq,),
-        "block_q": (64, 128, 192),
-        "num_stages": (1, 2, 3),
-        "ds_stages": (1, 2, 3),
-        "dq_stages": (1, 2),
-        "dq_ahead": (False, True),
-    }
-    for columns, compute, dq in ((32, 208, 64), (64, 208, 72), (128, 192, 96))
+    *(
+        {
+            "dq_columns": (columns,),
+            "compute_registers": (compute,),
+            "dq_registers": (dq,),
+            "block_q": (64, 128, 192),
+            "num_stages": (1, 2, 3),
+            "ds_stages": (1, 2, 3),
+            "dq_stages": (1, 2),
+            "dq_ahead": (False, True),
+        }
+        for columns, compute, dq in ((32, 208, 64), (64, 208, 72), (128, 192, 96))
+    ),
+    {"split": (True,), "compute_registers": (208, 232), "block_q": (64, 128), "num_stages": (2, 3)},
 ]
-SM90.append({"split": (True,), "compute_registers": (208, 232), "block_q": (64, 128), "num_stages": (2, 3)})
 
 
 class AttentionBackward(Attention):

@@ -287,6 +287,8 @@ def test_forward_mode_and_second_order():
         dict(num_stages=0),
         dict(split=True, compute_registers=240),
         dict(split=True, num_stages=1),
+        dict(split=True, ds_stages=1),
+        dict(split=True, dq_ahead=False),
         dict(dq_columns=24),
         dict(compute_registers=216),
         dict(dq_registers=70),

@@ -73,6 +73,19 @@ def test_a_fence_after_whatever_may_touch_registers(fences):
     assert fences(scope, 2) == [True, True, True, True]
 
 
+def test_a_fence_after_a_sum_over_registers(fences):
+    """Its result is a scalar, as an address is; threads meet for it."""
+
+    def scope(x, o, b, acc):
+        values = plgpu.load(x, layout=plgpu.Layout.WGMMA)
+        plgpu.wgmma(acc, b.at[0], b.at[0])
+        slot = plgpu.rem(jnp.max(values).astype(jnp.int32), 2)
+        plgpu.wgmma(acc, b.at[0], b.at[slot])
+        o[...] = acc[...]
+
+    assert fences(scope) == [True, True]
+
+
 def test_loops_and_branches_begin_anew(fences):
     def scope(x, o, b, acc):
         n = plgpu.dim_size(x, 0)
