@@ -140,9 +140,8 @@ class Emitter(ScanEmitter, MmaEmitter):
         self.line("const u32 smem = shared_address(shared);")
         # As descriptors count: 16 bytes each, within the block (in a cluster the higher bits of an address name the block).
         self.line("const u32 smem_units = (smem & 0x3ffff) >> 4; (void)smem_units;")
-        self.line("const int wg = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4);")
-        self.line("const int tid = threadIdx.x % 128, lane = threadIdx.x % 32;")
-        self.line("(void)smem; (void)wg; (void)warp; (void)tid; (void)lane;")
+        self.line("const int wg = uniform(threadIdx.x / 128), tid = threadIdx.x % 128, lane = threadIdx.x % 32;")
+        self.line("(void)smem; (void)wg; (void)tid; (void)lane;")
         blocks = math.prod(program.cluster)
         if program.cluster:  # of one block, too: it has a rank
             self.line(f"const int rank = blockIdx.x % {blocks}; (void)rank;")
@@ -191,6 +190,9 @@ class Emitter(ScanEmitter, MmaEmitter):
         self.layouts, self.single_thread, self.scope = role.layouts, single, role.scope
         self.overtakes = _issues(role.body, ("wgmma",))
         self.line(f"// role {role.name}" + (", one thread" if single else ""))
+        if role.scope is Scope.WARPGROUP:
+            # In each: from the kernel's start on, ptxas 13.0 keeps it in local memory where roles have few registers.
+            self.line("const int warp = uniform(threadIdx.x / 32 % 4); (void)warp;")
         if role.scratch_bytes:
             first = min(role.indices)
             self.scratch = f"{role.scratch}" + (f" + (wg - {first}) * {role.scratch_bytes}" if role.indices[1:] else "")
