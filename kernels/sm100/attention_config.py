@@ -178,6 +178,7 @@ def default_config(
             c = AttentionConfig(
                 query_tiles=query_tiles,
                 softmax_registers=192 if query_tiles == 2 else 232,
+                issue_registers=32 if query_tiles == 2 else 64,
                 tile_k=tile_k,
                 kv_slots=slots,
                 emulated_columns=emulated,
