@@ -186,7 +186,7 @@ class Equation:
         return default
 
     def with_(self, **changes: Any) -> Equation:
-        return dataclasses.replace(self, **changes)
+        return Equation(**{**self.__dict__, **changes})  # thousands of times a kernel: `replace` takes twice as long
 
 
 @dataclasses.dataclass(frozen=True)

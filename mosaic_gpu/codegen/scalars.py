@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import re
 
+# Each is one pass over some 150 kB, and none calls a function for each of the thousands of elements.  All arrays of registers
+# have names of a letter and a number, which nothing else that is indexed has.
 _TYPES = "float|double|int|u32|u64|long long|short|u16|signed char|u8|bool"
-_DECLARATION = re.compile(rf"\b({_TYPES}) (\w+)\[(\d+)\];")
-_ELEMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\b(\w+)\[(\d+)\]')  # text in quotes is left alone
+_DECLARATION = re.compile(rf"(^ *|; )((?:{_TYPES}) )([rv]\d\w*)\[(\d+)\](?=;)", re.MULTILINE)
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"')
+_WHOLE = re.compile(r"\b([rv]\d\w*)\b(?!\[\d)")
 
 
 def scalars(text: str) -> str:
-    """The C++ `text` with `float v[2]; v[1] = ...;` as `float v_0, v_1; v_1 = ...;`.
+    """The C++ `text` with `float v2[2]; v2[1] = ...;` as `float v2_0, v2_1; v2_1 = ...;`.
 
-    An array that is passed on as a whole, or indexed by anything but a number, stays as it is.
+    An array that is passed on as a whole, indexed by anything but a number, or named in quotes, stays as it is.
     """
-    declared = {name for _, name, _ in _DECLARATION.findall(text)}
-    apart = declared - set(re.findall(r"\w+", _ELEMENT.sub("", text)))
+    quoted = re.findall(r"\w+", " ".join(_QUOTED.findall(text)))
+    stay = {*_WHOLE.findall(text), *quoted}
 
     def declaration(m: re.Match[str]) -> str:
-        kind, name, count = m.groups()
-        return f"{kind} {', '.join(f'{name}_{i}' for i in range(int(count)))};" if name in apart else m[0]
+        before, kind, name, count = m.groups()
+        names = [f"{name}[{count}]"] if name in stay else [f"{name}_{i}" for i in range(int(count))]
+        return f"{before}{kind}{', '.join(names)}"
 
-    def element(m: re.Match[str]) -> str:
-        return f"{m[1]}_{m[2]}" if m[1] in apart else m[0]
-
-    return _ELEMENT.sub(element, _DECLARATION.sub(declaration, text))
+    arrays = "|".join(sorted(stay.intersection(name for _, _, name, _ in _DECLARATION.findall(text)).union(quoted))) or "-"
+    element = re.compile(rf"\b(?!(?:{arrays})\[)([rv]\d\w*)\[(\d+)\]")
+    return element.sub(r"\1_\2", _DECLARATION.sub(declaration, text))
