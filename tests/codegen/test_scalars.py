@@ -9,10 +9,24 @@ def test_elements_become_variables():
 
 
 def test_what_is_passed_on_or_indexed_by_a_variable_stays():
-    text = "float d[2]; int d_live = 0; d[0] = 1.f; wgmma(d, a[0]);\nu32 a[2]; a[0] = 1; a[1] = 2;\nint x[2]; x[i] = 3;"
-    assert scalars(text) == (
-        "float d[2]; int d_live = 0; d[0] = 1.f; wgmma(d, a_0);\nu32 a_0, a_1; a_0 = 1; a_1 = 2;\nint x[2]; x[i] = 3;"
+    text = (
+        "float v3[2]; int v3_live = 0; v3[0] = 1.f; wgmma(v3, v4[0]);\n"
+        "u32 v4[2]; v4[0] = 1; v4[1] = 2;\nint r5_x[2]; r5_x[i] = 3;\nint r6[1]; r6[0] = r5_x[0];"
     )
+    assert scalars(text) == (
+        "float v3[2]; int v3_live = 0; v3[0] = 1.f; wgmma(v3, v4_0);\n"
+        "u32 v4_0, v4_1; v4_0 = 1; v4_1 = 2;\nint r5_x[2]; r5_x[i] = 3;\nint r6_0; r6_0 = r5_x[0];"
+    )
+
+
+def test_text_in_quotes_stays():
+    text = 'int v1[1]; int v2[1]; print("v1[0] \\" v10[3]", v1[0]); v2[0] = 1;'
+    assert scalars(text) == 'int v1[1]; int v2_0; print("v1[0] \\" v10[3]", v1[0]); v2_0 = 1;'
+
+
+def test_other_names_are_no_arrays_of_registers():
+    text = "int table[2]; table[1] = p0[3] + v;"
+    assert scalars(text) == text
 
 
 def test_nothing_declared():
