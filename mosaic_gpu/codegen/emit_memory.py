@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from ..layouts.registers import RegisterLayout, wgmma
 from ..layouts.shared import PACKED, SharedLayout, itemsize
 from ..ops.async_store import AsyncStore, bytes_sent, elements_together
 from ..plan.model import Plan
-from ..plan.tma import TmaCopy
+from ..plan.tma import Run, TmaCopy
 from ..program import Affine, Operand, Value, View
 from .emit_values import ValueEmitter
 from .text import c_type, half, stored_type
@@ -373,11 +374,10 @@ class MemoryEmitter(ValueEmitter):
         rank = len(self.plan.maps[copy.map].dims)
         share = len(copy.issues) // copy.parts
         if copy.parts == 1:
-            for issue in copy.issues:
-                self.line(
-                    f"tma_load_{rank}d({self._shared_address(copy, issue.shared)}, &map{copy.map}, {bar}, "
-                    f"{self._coordinates(issue)});"
-                )
+            with self._run_or_map(copy, lambda shared, place: f"bulk_load({shared}, {place}, {bar}, {copy.nbytes});"):
+                for issue in copy.issues:
+                    shared = self._shared_address(copy, issue.shared)
+                    self.line(f"tma_load_{rank}d({shared}, &map{copy.map}, {bar}, {self._coordinates(issue)});")
             return
         part, mask = self.multicast(copy.multicast)
         for r in range(copy.parts):
@@ -418,10 +418,37 @@ class MemoryEmitter(ValueEmitter):
     def tma_store(self, copy: TmaCopy, reduction: str | None) -> None:
         rank = len(self.plan.maps[copy.map].dims)
         verb = "store" if reduction is None else f"reduce_{reduction}"
-        for issue in copy.issues:
-            self.line(
-                f"tma_{verb}_{rank}d(&map{copy.map}, {self._shared_address(copy, issue.shared)}, {self._coordinates(issue)});"
-            )
+        with self._run_or_map(copy, lambda shared, place: f"bulk_{verb}({place}, {shared}, {copy.nbytes});"):
+            for issue in copy.issues:
+                shared = self._shared_address(copy, issue.shared)
+                self.line(f"tma_{verb}_{rank}d(&map{copy.map}, {shared}, {self._coordinates(issue)});")
+
+    @contextlib.contextmanager
+    def _run_or_map(self, copy: TmaCopy, instruction: Callable[[str, str], str]) -> Iterator[None]:
+        """In front of the instructions with a tensor map, written in the block, the one that does without where it can.
+
+        instruction: by the address in shared memory and the pointer to global memory.
+        """
+        run = copy.run
+        if run is None:
+            yield
+            return
+        shared = self._shared_address(copy, copy.issues[0].shared)
+        place = f"p{run.input} + {self.global_index(run.input, [self.affine(s) for s in run.starts])}"
+        with self.block(f"if ({self._inside(run)})"):
+            self.line(instruction(shared, place))
+        with self.block("else"):
+            yield
+
+    def _inside(self, run: Run) -> str:
+        """Whether a run lies in its array: past its ends a tensor map leaves out what is not there."""
+        tests = []
+        for axis, (start, n) in enumerate(zip(run.starts, run.sizes, strict=True)):
+            at, extent = self.affine(start), self.runtime_dim(run.input, axis)
+            if start == Affine(0) and n == self.plan.program.inputs[run.input].shape[axis]:
+                continue
+            tests.append(f"(u32)({at}) < (u32){extent}" if n == 1 else f"{at} >= 0 && {at} + {n} <= {extent}")
+        return " && ".join(tests) or "true"
 
     def _shared_address(self, copy: TmaCopy, offset: Affine) -> str:
         return f"smem + {self.affine(offset + Affine(self.plan.buffers[copy.buffer].offset))}"

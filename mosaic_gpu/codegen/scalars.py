@@ -29,6 +29,8 @@ def scalars(text: str) -> str:
         names = [f"{name}[{count}]"] if name in stay else [f"{name}_{i}" for i in range(int(count))]
         return f"{before}{kind}{', '.join(names)}"
 
-    arrays = "|".join(sorted(stay.intersection(name for _, _, name, _ in _DECLARATION.findall(text)).union(quoted))) or "-"
+    arrays = (
+        "|".join(sorted(stay.intersection(name for _, _, name, _ in _DECLARATION.findall(text)).union(quoted))) or "-"
+    )
     element = re.compile(rf"\b(?!(?:{arrays})\[)([rv]\d\w*)\[(\d+)\]")
     return element.sub(r"\1_\2", _DECLARATION.sub(declaration, text))

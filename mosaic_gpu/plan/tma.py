@@ -41,6 +41,16 @@ class TmaIssue:
 
 
 @dataclasses.dataclass(frozen=True)
+class Run:
+    """The one run of global memory that a copy is: where it starts along each axis of input `input`, and how many elements of
+    the axis it spans."""
+
+    input: int
+    starts: tuple[Affine, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class TmaCopy:
     """A planned copy.
 
@@ -48,6 +58,7 @@ class TmaCopy:
     nbytes: bytes that arrive in this block's shared memory by the whole copy, multicast parts from other blocks included;
     multicast: cluster axes over which each block loads its share and sends it to all (() for none);
     parts: into how many shares the issues are dealt, block r taking issues r * len/parts ...
+    run: where it is one run of memory on both sides: then it is one instruction without a tensor map, where it lies in the array.
     """
 
     buffer: int
@@ -56,6 +67,7 @@ class TmaCopy:
     nbytes: int
     multicast: tuple[str, ...] = ()
     parts: int = 1
+    run: Run | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +205,30 @@ def _planned(
             f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line
         )
     nbytes = math.prod(d.extent for d in box) * layout.itemsize * len(issues)
-    return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts)
+    run = _run(ctx, gmem, digits, layout, line) if lands and parts == 1 else None
+    return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts, run)
+
+
+def _run(ctx: Any, gmem: View, digits: list[_Digit], layout: SharedLayout, line: Line | None) -> Run | None:
+    """The run of memory that a copy is on both sides, None where it is not one.
+
+    TMA makes a request for each row of a box, and of a run without a map as few as there can be.
+    """
+    packed, axes = layout.itemsize, []
+    for d in digits:
+        if d.step != 1 or d.stride != packed:
+            return None
+        packed *= d.extent
+        axes.append(d.axis)
+    sizes = [1 if d.size is None else d.size for d in gmem.dims]
+    outermost = next((axis for axis, n in enumerate(sizes) if n > 1), len(sizes) - 1)
+    whole = all(
+        d.start == Affine(0) and n == extent
+        for d, n, extent in list(zip(gmem.dims, sizes, gmem.ref.shape, strict=True))[outermost + 1 :]
+    )
+    if layout.swizzle or not whole or axes != sorted(axes, reverse=True):
+        return None
+    return Run(ctx.pointer(gmem.ref, line), tuple(d.start for d in gmem.dims), tuple(sizes))
 
 
 def wrong_coordinates(starts: Sequence[tuple[int, Sequence[int]]], itemsize: int, store: bool) -> str | None:

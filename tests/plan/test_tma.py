@@ -38,6 +38,9 @@ class Context:
     def input_index(self, ref: Value, line: object) -> int:
         return 0
 
+    def pointer(self, ref: Value, line: object) -> int:
+        return 0
+
 
 def whole(n: int) -> DimIndex:
     return DimIndex(Affine(0), n)
@@ -101,7 +104,46 @@ def check(
     ]
     np.testing.assert_array_equal(found, expected)
     assert copy.nbytes == moved == expected.nbytes
+    run = copy.run
+    inside = all(0 <= s and s + (d.size or 1) <= n for s, d, n in zip(starts, source.dims, data.shape, strict=True))
+    if run is not None and inside:  # the same bytes, from the one place to the other
+        assert run.sizes == tuple(d.size or 1 for d in source.dims)
+        first = np.ravel_multi_index([number(a) for a in run.starts], data.shape)
+        place = number(copy.issues[0].shared)
+        taken = data.reshape(-1)[first : first + expected.size].view(np.uint8)
+        np.testing.assert_array_equal(memory[place : place + moved], taken)
     return copy, tensor_map
+
+
+# ---- runs of memory ---------------------------------------------------------------------------------------------------------
+ROWS = SharedLayout((64, 128), "float32")
+RUNS = {
+    "whole rows": (ROWS, (200, 128), (at(100, 64), whole(128)), ()),
+    "past the end": (ROWS, (200, 128), (at(150, 64), whole(128)), ()),
+    "a piece of one row": (SharedLayout((128,), "float32"), (7, 500), (at(3), at(200, 128)), ()),
+    "one plane of many": (ROWS, (9, 64, 128), (at(8), whole(64), whole(128)), ()),
+    "two planes, in two instructions": (SharedLayout((2, 512), "float32"), (9, 512), (at(3, 2), whole(512)), ()),
+    "into one slot of many": (SharedLayout((3, 64), "float32"), (4, 64), (at(3), whole(64)), (at(2), whole(64))),
+}
+NO_RUNS = {
+    "half of each row": (ROWS, (200, 256), (at(0, 64), at(128, 128)), ()),
+    "half of the rows of two planes": (
+        SharedLayout((2, 32, 64), "float32"),
+        (2, 64, 64),
+        (whole(2), at(0, 32), whole(64)),
+        (),
+    ),
+    "a swizzle": (SharedLayout((64, 64), "bfloat16", (64, 64), 128), (64, 64), (whole(64), whole(64)), ()),
+    "tiles": (SharedLayout((64, 128), "bfloat16", (64, 64)), (64, 128), (whole(64), whole(128)), ()),
+    "into half of each row": (ROWS, (64, 64), (whole(64), whole(64)), (whole(64), at(64, 64))),
+}
+
+
+@pytest.mark.parametrize("name", [*RUNS, *NO_RUNS])
+def test_runs(name):
+    layout, shape, dims, target = (RUNS | NO_RUNS)[name]
+    copy, _ = check(layout, view(gmem(shape, layout.dtype), *dims), target)
+    assert (copy.run is not None) == (name in RUNS)
 
 
 # ---- boxes ------------------------------------------------------------------------------------------------------------------
