@@ -126,5 +126,5 @@ def default_config(head_dim: int, value_dim: int) -> AttentionBackwardConfig:
     if wide <= 128:
         return AttentionBackwardConfig(block_q=128, ds_stages=3, dq_ahead=False)
     if wide <= 256:
-        return AttentionBackwardConfig(ds_stages=3)
+        return AttentionBackwardConfig()
     return AttentionBackwardConfig(split=True, compute_registers=232)
