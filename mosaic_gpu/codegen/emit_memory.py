@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -374,10 +373,9 @@ class MemoryEmitter(ValueEmitter):
         rank = len(self.plan.maps[copy.map].dims)
         share = len(copy.issues) // copy.parts
         if copy.parts == 1:
-            with self._run_or_map(copy, lambda shared, place: f"bulk_load({shared}, {place}, {bar}, {copy.nbytes});"):
-                for issue in copy.issues:
-                    shared = self._shared_address(copy, issue.shared)
-                    self.line(f"tma_load_{rank}d({shared}, &map{copy.map}, {bar}, {self._coordinates(issue)});")
+            for issue in copy.issues:
+                shared = self._shared_address(copy, issue.shared)
+                self.line(f"tma_load_{rank}d({shared}, &map{copy.map}, {bar}, {self._coordinates(issue)});")
             return
         part, mask = self.multicast(copy.multicast)
         for r in range(copy.parts):
@@ -418,27 +416,15 @@ class MemoryEmitter(ValueEmitter):
     def tma_store(self, copy: TmaCopy, reduction: str | None) -> None:
         rank = len(self.plan.maps[copy.map].dims)
         verb = "store" if reduction is None else f"reduce_{reduction}"
-        with self._run_or_map(copy, lambda shared, place: f"bulk_{verb}({place}, {shared}, {copy.nbytes});"):
+        run = copy.run
+        if run is not None:
+            shared = self._shared_address(copy, copy.issues[0].shared)
+            place = f"p{run.input} + {self.global_index(run.input, [self.affine(s) for s in run.starts])}"
+            self.line(f"if ({self._inside(run)}) bulk_{verb}({place}, {shared}, {copy.nbytes});")
+        with self.block("else" if run is not None else ""):
             for issue in copy.issues:
                 shared = self._shared_address(copy, issue.shared)
                 self.line(f"tma_{verb}_{rank}d(&map{copy.map}, {shared}, {self._coordinates(issue)});")
-
-    @contextlib.contextmanager
-    def _run_or_map(self, copy: TmaCopy, instruction: Callable[[str, str], str]) -> Iterator[None]:
-        """In front of the instructions with a tensor map, written in the block, the one that does without where it can.
-
-        instruction: by the address in shared memory and the pointer to global memory.
-        """
-        run = copy.run
-        if run is None:
-            yield
-            return
-        shared = self._shared_address(copy, copy.issues[0].shared)
-        place = f"p{run.input} + {self.global_index(run.input, [self.affine(s) for s in run.starts])}"
-        with self.block(f"if ({self._inside(run)})"):
-            self.line(instruction(shared, place))
-        with self.block("else"):
-            yield
 
     def _inside(self, run: Run) -> str:
         """Whether a run lies in its array: past its ends a tensor map leaves out what is not there."""

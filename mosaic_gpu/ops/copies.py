@@ -271,7 +271,8 @@ def _(ctx: Any, e: Equation) -> TmaCopy:
             "add in float32 and convert in a kernel behind this one",
             e.line,
         )
-    return plan_copy(ctx, dst, src, e.line, store=True)  # type: ignore[arg-type]
+    adds = e.param("reduction_op") is not None
+    return plan_copy(ctx, dst, src, e.line, store=True, adds=adds)  # type: ignore[arg-type]
 
 
 @store_p.emit(BOTH, SCOPES)

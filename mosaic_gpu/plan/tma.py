@@ -58,7 +58,8 @@ class TmaCopy:
     nbytes: bytes that arrive in this block's shared memory by the whole copy, multicast parts from other blocks included;
     multicast: cluster axes over which each block loads its share and sends it to all (() for none);
     parts: into how many shares the issues are dealt, block r taking issues r * len/parts ...
-    run: where it is one run of memory on both sides: then it is one instruction without a tensor map, where it lies in the array.
+    run: of an addition that is one run of memory on both sides: then it is one instruction without a tensor map, where it lies in
+    the array.
     """
 
     buffer: int
@@ -117,16 +118,24 @@ def shared_digits(
 
 
 def plan_copy(
-    ctx: Any, gmem: View, smem: View, line: Line | None, multicast: tuple[str, ...] = (), store: bool = False
+    ctx: Any,
+    gmem: View,
+    smem: View,
+    line: Line | None,
+    multicast: tuple[str, ...] = (),
+    store: bool = False,
+    adds: bool = False,
 ) -> TmaCopy:
-    """Plan a copy between a GMEM view and an SMEM view of the same shape and dtype.  store: to GMEM."""
+    """Plan a copy between a GMEM view and an SMEM view of the same shape and dtype.  store: to GMEM; adds: to what is there."""
     if gmem.shape != smem.shape or gmem.dtype != smem.dtype:
         raise IllegalInstruction(
             f"copy between {gmem.name}, GMEM {gmem.dtype}{list(gmem.shape)}, and {smem.name}, SMEM "
             f"{smem.dtype}{list(smem.shape)}: shapes and dtypes must match",
             line,
         )
-    return _planned(ctx, gmem, smem, ctx.buffers[smem.ref.id].layout, line, multicast, store=store)
+    layout = ctx.buffers[smem.ref.id].layout
+    planned = _planned(ctx, gmem, smem, layout, line, multicast, store=store)
+    return dataclasses.replace(planned, run=_run(ctx, gmem, smem, layout, line)) if adds else planned
 
 
 def plan_prefetch(ctx: Any, gmem: View, line: Line | None, shared_by: tuple[str, ...] = ()) -> TmaCopy:
@@ -154,12 +163,7 @@ def _planned(
             f"TMA does not transpose; transpose the operand of the MMA instead (ref.transpose((1, 0))); got {gmem} and {smem}",
             line,
         )
-    raw, offset = shared_digits(smem, layout, line)
-    digits = sorted(
-        (_Digit(n, stride, gmem.kept[position], step) for n, stride, position, step in raw if n > 1 or step == 1),
-        key=lambda d: (d.stride, d.extent == 1),
-    )
-    digits = [d for d in digits if d.extent > 1] or digits[:1]
+    digits, offset = _digits(gmem, smem, layout, line)
     last_axis = len(gmem.ref.shape) - 1
     if not digits or digits[0].axis != last_axis or digits[0].step != 1 or digits[0].stride != layout.itemsize:
         raise IllegalInstruction(
@@ -205,17 +209,27 @@ def _planned(
             f"a multicast over {parts} blocks needs its {len(issues)} pieces to be a multiple of that", line
         )
     nbytes = math.prod(d.extent for d in box) * layout.itemsize * len(issues)
-    run = _run(ctx, gmem, digits, layout, line) if lands and parts == 1 else None
-    return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts, run)
+    return TmaCopy(smem.ref.id, ctx.tensor_map(tensor_map), tuple(issues), nbytes, multicast, parts)
 
 
-def _run(ctx: Any, gmem: View, digits: list[_Digit], layout: SharedLayout, line: Line | None) -> Run | None:
-    """The run of memory that a copy is on both sides, None where it is not one.
+def _digits(gmem: View, smem: View, layout: SharedLayout, line: Line | None) -> tuple[list[_Digit], Affine]:
+    """Of the SMEM view, with the axes of the GMEM view that they go along, by rising stride; and its byte offset."""
+    raw, offset = shared_digits(smem, layout, line)
+    digits = sorted(
+        (_Digit(n, stride, gmem.kept[position], step) for n, stride, position, step in raw if n > 1 or step == 1),
+        key=lambda d: (d.stride, d.extent == 1),
+    )
+    return [d for d in digits if d.extent > 1] or digits[:1], offset
 
-    TMA makes a request for each row of a box, and of a run without a map as few as there can be.
+
+def _run(ctx: Any, gmem: View, smem: View, layout: SharedLayout, line: Line | None) -> Run | None:
+    """The run of memory that an addition is on both sides, None where it is not one.
+
+    With a tensor map TMA makes requests row by row, without one as few as there can be: 1 to 2 % of the attention backward
+    pass, which adds 16 kB at a time.
     """
     packed, axes = layout.itemsize, []
-    for d in digits:
+    for d in _digits(gmem, smem, layout, line)[0]:
         if d.step != 1 or d.stride != packed:
             return None
         packed *= d.extent

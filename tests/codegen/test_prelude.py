@@ -164,6 +164,7 @@ CALLS: dict[str, list[str]] = {
         "wgmma_wait<0>()",
     ],
     "tma": [
+        *(f"bulk_reduce_add(({kind}*)out, u[0], 256)" for kind in ("float", "int", "u32")),
         *(
             call
             for rank in range(1, 6)
@@ -299,7 +300,7 @@ def test_instructions_reach_the_cubin() -> None:
     compiled = compile_cuda(kernel("tma", CALLS["tma"]), arch="sm_90a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()
     assert (counts["UTMALDG"], counts["UTMASTG"], counts["UTMAREDG"]) == (10, 5, 5)
-    assert counts["UTMACMDFLUSH"] == 1
+    assert counts["UTMACMDFLUSH"] == 1 and counts["UBLKRED"] == 3
 
     compiled = compile_cuda(kernel("tcgen05", CALLS["tcgen05"]), arch="sm_100a", name="/test.cu")
     counts = sass.read_cubin(compiled.cubin)[0].counts()

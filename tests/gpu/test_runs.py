@@ -1,4 +1,4 @@
-"""Copies of runs of memory on a GPU: whole ones, and those that stick out of an array; tests/ops/test_runs.py simulates them."""
+"""Copies of and additions to rows on a GPU, whole ones and those that stick out; tests/ops/test_runs.py simulates them."""
 
 from __future__ import annotations
 

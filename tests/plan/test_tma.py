@@ -63,7 +63,7 @@ def plan(
     layout: SharedLayout, source: View, target: tuple[DimIndex, ...] = (), multicast=(), cluster=()
 ) -> tuple[TmaCopy, TensorMapPlan]:
     ctx = Context(layout, cluster)
-    copy = plan_copy(ctx, source, view(ctx.smem, *target), None, multicast)
+    copy = plan_copy(ctx, source, view(ctx.smem, *target), None, multicast, adds=not multicast)
     return copy, ctx.maps[copy.map]
 
 

@@ -169,19 +169,7 @@ DI void tma_reduce_add_5d(const TensorMap* map, u32 source, int c0, int c1, int 
       : "memory");
 }
 
-// ---- runs of memory, without a map
-
-DI void bulk_load(u32 destination, const void* source, u32 bar, u32 bytes) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
-      "l"(source), "r"(bytes), "r"(bar)
-      : "memory");
-}
-
-DI void bulk_store(void* destination, u32 source, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
-               : "memory");
-}
+// ---- the same to a run of memory, without a map
 
 DI void bulk_reduce_add(float* destination, u32 source, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
