@@ -395,7 +395,7 @@ class TuneProgress:
     """A line for each workload that is being searched: how far, the best so far, the time left."""
 
     def __init__(self, wanted: Sequence[Any]) -> None:
-        self.wanted, self.done = wanted, 0
+        self.wanted, self.through = wanted, set[int]()
         self.console = Console(stderr=True)
         columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
         self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
@@ -427,7 +427,7 @@ class TuneProgress:
     def text(self, number: int, event: Any) -> str:
         """Such as 'b4 s4096 h16 d128 full (2 of 12): timing 31 of 80, best 861.0 us 638 TFLOP/s, 40 s left'."""
         w = self.wanted[number]
-        text = f"{name_of(w)} ({self.done + 1} of {len(self.wanted)}): {event.what}"
+        text = f"{name_of(w)} ({len(self.through - {number}) + 1} of {len(self.wanted)}): {event.what}"
         text += f" {event.done} of {event.total}" if event.done else ""
         if event.best:
             rate = f" {w.flops / event.best / 1e12:.0f} TFLOP/s" if w.flops else ""
@@ -437,7 +437,7 @@ class TuneProgress:
         return text + (f", {event.left:.0f} s left" if event.left is not None else "")
 
     def ended(self, number: int) -> None:
-        """A workload is through."""
-        self.done += 1
+        """A workload is through, for now: one that ran out of its time may be taken up again."""
+        self.through.add(number)
         if number in self.tasks:
             self.progress.remove_task(self.tasks.pop(number))

@@ -243,8 +243,9 @@ def savings(short: Cache, exhaustive: Cache) -> dict[str, Any]:
     """What ranking and halving saved, and cost, by two searches of the same workloads: a usual one and an exhaustive one.
 
     A row for each workload of both: trials and their seconds of wall time (checks, timings, waiting for the compiler) of each,
-    saved: the share of the time; found: whether the usual one's best is the exhaustive one's; lost: how much slower it is, by
-    the exhaustive one's timings (None if that did not time it).  Over all: saved, how often found, and the largest loss.
+    saved: the share of the time; found: whether the usual one's best is the exhaustive one's; lost: how much slower it is than
+    that one, by the exhaustive one's timings (None if that did not time it; what is no further than its noise is 0: a config
+    that was timed but not confirmed met a cooler chip).  Over all: saved, how often found, and the largest loss.
     CacheInvalid for files of different devices or kernels.
     """
     for part, name in (("device", "name"), ("kernel", "name")):
@@ -267,7 +268,7 @@ def savings(short: Cache, exhaustive: Cache) -> dict[str, Any]:
                 "seconds": [round(spent, 2), round(whole, 2)],
                 "saved": 1 - spent / whole if whole else None,
                 "found": config == canonical(other["best"]["config"]),
-                "lost": seconds[config] / min(seconds.values()) - 1 if config in seconds else None,
+                "lost": max(seconds[config] / other["best"]["seconds"] - 1, 0.0) if config in seconds else None,
             }
         )
     totals = [sum(r["seconds"][i] for r in rows) for i in (0, 1)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -146,6 +147,9 @@ class _Worker:
         self.pipe.close()
 
 
+WORTH_GOING_ON = 0.05  # of the budget: with less left, what was stopped is not taken up again
+
+
 def run_all(
     jobs: Sequence[Job],
     machine: Machine,
@@ -157,10 +161,11 @@ def run_all(
 ) -> Iterator[tuple[int, Outcome | MosaicGpuError]]:
     """Search all workloads, as many at a time as there are GPUs; yields (number of the job, what came of it) as they end.
 
-    Each job gets its share of the time that is left when it begins; what one leaves over goes to the others.
+    Each job gets its share of the time that is left when it begins; what one leaves over goes to the others, at last to those
+    that had to stop before they had tried everything: these are yielded again.
     """
-    waiting = collections.deque(range(len(jobs)))
-    end, crashes = clock() + budget, collections.Counter[int]()
+    waiting, stopped = collections.deque(range(len(jobs))), dict[int, Outcome]()
+    end, crashes, before = clock() + budget, collections.Counter[int](), dict[int, Outcome]()
     number_of_workers = min(len(machine.gpus), len(jobs))
     processes = max((os.cpu_count() or 1) // max(number_of_workers, 1), 1)
     workers: list[_Worker] = []
@@ -172,7 +177,13 @@ def run_all(
     try:
         for gpu in machine.gpus[:number_of_workers]:
             workers.append(_Worker(gpu, machine, processes))
-        while waiting or any(w.job is not None for w in workers):
+        while waiting or stopped or any(w.job is not None for w in workers):
+            if stopped and not waiting and clock() < end - WORTH_GOING_ON * budget:
+                jobs = [dataclasses.replace(j, fresh=j.fresh and i not in stopped) for i, j in enumerate(jobs)]
+                waiting.extend(stopped)
+                before, stopped = before | stopped, {}
+            elif not waiting and all(w.job is None for w in workers):
+                break
             for w in workers:
                 if w.job is None and waiting:
                     number = waiting.popleft()
@@ -195,6 +206,13 @@ def run_all(
                             on_event(w.job, value)
                         else:
                             number, w.job, w.config = w.job, None, None
+                            if isinstance(value, Outcome):
+                                if number in before:
+                                    first = before[number]
+                                    new = first.left - value.left
+                                    value = dataclasses.replace(value, measured=first.measured + new, known=first.known)
+                                elif value.left and math.isfinite(budget) and not jobs[number].settings.guided:
+                                    stopped[number] = value
                             yield number, value
                         continue
                 elif not hung:

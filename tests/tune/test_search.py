@@ -109,6 +109,19 @@ def test_running_again_measures_nothing(run, store, fakes):
     assert again.measured == 0 and again.known > 0 and again.best["config"]["a"] == 8
 
 
+def test_running_again_measures_nothing_though_the_last_were_timed_on_a_hotter_chip(run, store, fakes):
+    """Else those that were timed once look faster than the confirmed ones, and are the next to be confirmed."""
+
+    class Hot(fakes.Timer):
+        def interleaved(self, configs, rounds):
+            return [[2 * x for x in samples] for samples in super().interleaved(configs, rounds)]
+
+    first = run(Hot(), settings=Settings(slack=2.0))
+    timer = Hot()
+    again = run(timer, settings=Settings(slack=2.0))
+    assert timer.asked == [] and again.measured == 0 and again.best == first.best
+
+
 def test_a_new_value_is_all_that_is_measured(run, store, fake, fakes, monkeypatch):
     run(settings=Settings(slack=2.0))
     larger = type(fake)()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import pathlib
 import signal
@@ -35,6 +37,9 @@ BAD = """
 
     def make_timer(tunable, workload, arch, seed):
         return Bad()
+
+    def slow(tunable, workload, arch, seed):
+        return fakes.Timer(pause=0.25)
 
     class Where(fakes.Timer):
         def samples(self, config, repeats, stop_above):
@@ -84,6 +89,25 @@ def test_all_gpus_are_used_and_all_workloads_searched(host, folder, tmp_path):
     assert {gpu for gpu, _ in lines} == {"0", "GPU-b"}
     assert all(len({gpu for gpu, w in lines if w == shape}) == 1 for shape in {w for _, w in lines})
     assert {n for n, what in events if what == "timing"} == {0, 1, 2}
+
+
+def test_who_ran_out_of_time_gets_what_the_others_left(host, folder):
+    """Of 9 s the first of three workloads may take 3 and needs more; the others, known already, take none."""
+    jobs, machine = host("m128n64", "m256n64", what="pass")
+    assert all(o.left == 0 for _, o in run_all(jobs, machine, budget=math.inf))
+    jobs, machine = host("m64n64", "m128n64", "m256n64", timer="slow")
+    found = list(run_all(jobs, machine, budget=9.0))
+    assert [n for n, _ in found] == [0, 1, 2, 0]
+    first, last = found[0][1], found[-1][1]
+    assert first.left > 0 == last.left
+    assert last.measured == 17 and last.known == 0 and last.best["config"]["a"] == 8
+
+
+def test_a_guided_search_leaves_out_what_it_likes(host):
+    """That is not for want of time, and no reason to go on."""
+    jobs, machine = host("m64n64")
+    jobs = [dataclasses.replace(j, settings=Settings(slack=2.0, guided=4)) for j in jobs]
+    assert [n for n, _ in run_all(jobs, machine, budget=60.0)] == [0]
 
 
 @pytest.mark.parametrize(
