@@ -12,7 +12,7 @@ import jax
 from ..errors import Line, UnsupportedCall
 from ..ops.dot import ACCURATE, HALF, TOGETHER
 from ..ops.elementwise import FLOAT8, FLOATS, INT4, INTEGERS, SMALL_FLOATS
-from ..program import Equation, Operand, Value
+from ..program import Equation, Literal, Operand, Value
 from .primitives import dtype_name
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
     precision = _precision(e.params.get("precision"), common, dtype, line)
     if exact and common == "float32":
         precision = ACCURATE  # of as many bits as the integers have
+    if 0 in (*x.shape, *y.shape):
+        zero = Literal(0 if dtype in (*INTEGERS, *INT4) else 0.0, dtype)
+        tr.bind(e.outvars, [tr.full(zero, tuple(result.shape), out, line)])
+        return
     left, x = _grouped(tr, x, tuple(batch_x), tuple(contract_x), out, line)
     right, y = _grouped(tr, y, tuple(batch_y), tuple(contract_y), out, line)
     shape = [x.shape[left[0]]] * (left[0] >= 0)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
-import numpy as np
 
 from ..errors import Line, UnsupportedCall
 from ..program import Equation, Literal, Operand, Region, View
@@ -110,6 +109,9 @@ def _scan_arrays(
     outer, init, xs = operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
     refuse_keys("a loop's carry", [*init, *xs], line)
     ys = e.outvars[carry:]
+    if not p["length"]:  # of ys there are no elements
+        tr.bind(e.outvars, [*init, *(_zeros(tr, v.aval, out, line) for v in ys)])
+        return
     i = tr.fresh((), "int32")
     inside: list[Equation] = []
     at: Operand = i
@@ -139,21 +141,16 @@ def _scan_arrays(
         inside.append(Equation("broadcast_in_dim", (y,), (row,), wide, (), line))
         inside.append(Equation("dynamic_update_slice", (old, row, *first(old)), (new,), (), (), line))
         outputs.append(new)
-    starts: list[Operand] = []
-    for v in stacked:
-        start = tr.fresh(v.shape, v.dtype)
-        blank = literal(0, np.dtype(v.dtype) if v.dtype != "bfloat16" else jax.numpy.bfloat16)
-        out.append(
-            Equation(
-                "broadcast_in_dim", (blank,), (start,), (("broadcast_dimensions", ()), ("shape", v.shape)), (), line
-            )
-        )
-        starts.append(start)
+    starts = [_zeros(tr, v.aval, out, line) for v in ys]
     assert len(inner.outvars) == len(outputs)
     region = Region((i, *carried, *stacked), tuple(inside), tuple(outputs))
     bounds = (zero, Literal(p["length"], "int32"))
     loop = (("unroll", int(p["unroll"]) if not isinstance(p["unroll"], bool) else (0 if p["unroll"] else 1)),)
     out.append(Equation("for", (*bounds, *init, *starts), tr.define(e.outvars), loop, (region,), line))
+
+
+def _zeros(tr: Tracer, aval: Any, out: list[Equation], line: Line | None) -> Operand:
+    return tr.full(literal(0, aval.dtype), tuple(int(n) for n in aval.shape), out, line)
 
 
 def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:

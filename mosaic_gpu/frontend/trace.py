@@ -20,6 +20,7 @@ from ..layouts.tmem import seen_as
 from ..memory import MemorySpace
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
+from .empty import of_nothing
 from .foreign import STATIC_START
 from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
@@ -216,7 +217,12 @@ class Tracer:
             results = self.define(e.outvars)
             if results:
                 self.note_sum(name, inputs, results[0])
-            out.append(Equation(name, inputs, results, plain(params), (), line))
+            known = of_nothing(name, inputs, results)
+            if known is None:
+                out.append(Equation(name, inputs, results, plain(params), (), line))
+            else:
+                full = [self.full(x, r.shape, out, line) for x, r in zip(known, results, strict=True)]
+                self.bind(e.outvars, full)
 
     def keeps_dtype(self, e: Any) -> bool:
         """Whether a conversion only makes a weak type a strong one."""
@@ -238,6 +244,16 @@ class Tracer:
         wide = self.fresh(shape, x.dtype)
         params = (("broadcast_dimensions", tuple(range(len(shape)))), ("shape", tuple(int(n) for n in shape)))
         out.append(Equation("broadcast_in_dim", (x,), (wide,), params, (), line))
+        return wide
+
+    def full(self, x: Operand, shape: tuple[int, ...], out: list[Equation], line: Line | None) -> Operand:
+        """An array whose elements are all `x`, or that itself where a scalar is wanted."""
+        if not shape:
+            return x
+        wide = self.fresh(shape, x.dtype)
+        out.append(
+            Equation("broadcast_in_dim", (x,), (wide,), (("broadcast_dimensions", ()), ("shape", shape)), (), line)
+        )
         return wide
 
     def note_sum(self, name: str, inputs: tuple[Operand, ...], result: Value) -> None:

@@ -290,7 +290,7 @@ def refuse_part_of_a_byte(ref: Value, line: Line | None) -> None:
 
 
 def refuse_types(e: Equation) -> None:
-    """UnsupportedPrimitive for values of types that a kernel has no registers for, and for reductions of no elements."""
+    """UnsupportedPrimitive for values of types that a kernel has no registers for."""
     for v in (v for r in e.regions for v in r.inputs if v.space is not None):
         refuse_part_of_a_byte(v, e.line)
     for v in e.results:
@@ -311,8 +311,6 @@ def refuse_types(e: Equation) -> None:
         raise UnsupportedPrimitive(
             f"{e.op} of {small}: these are {what}; convert to {wide} first (x.astype(jnp.{wide})) and back", e.line
         )
-    if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
-        raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 
 
 def role_name(s: Split, program: Program) -> str:
