@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..errors import Line, UnsupportedCall
+from ..layouts.shared import ITEM_BITS, instead_of
 from ..ops.dot import ACCURATE, HALF, TOGETHER
 from ..ops.elementwise import FLOAT8, FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from ..program import Equation, Literal, Operand, Value
@@ -70,9 +71,12 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
         common, exact = _common(x.dtype, y.dtype)
         x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
     if common not in TYPES:
+        way_out = "Convert with astype first (of bool outside of the kernel, or to a float)"
+        if common not in ITEM_BITS:
+            way_out = f"{instead_of(common)[0].upper()}{instead_of(common)[1:]}"
         raise UnsupportedCall(
             f"dot_general of {common}: products here are of {', '.join((*TYPES, *INT4))}; there is no mma.sync of others. "
-            "Convert with astype first (of bool outside of the kernel, or to a float)",
+            f"{way_out}",
             line,
         )
     precision = _precision(e.params.get("precision"), common, dtype, line)
