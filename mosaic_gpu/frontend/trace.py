@@ -18,6 +18,7 @@ from ..collecting import FAILURES, Failure, keep
 from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..layouts.tmem import seen_as
 from ..memory import MemorySpace
+from ..ops.constants import MOST_ELEMENTS, Table
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
 from .empty import of_nothing
@@ -143,7 +144,9 @@ class Tracer:
     def inline(self, jaxpr: Any, operands: Sequence[Operand], out: list[Equation], line: Line | None) -> list[Operand]:
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         consts = getattr(jaxpr, "consts", ())
-        self.bind(inner.constvars, [self.constant(c, line) for c in consts])
+        self.bind(
+            inner.constvars, [self.constant(c, v.aval, out, line) for v, c in zip(inner.constvars, consts, strict=True)]
+        )
         self.bind(inner.invars, operands)
         for e in inner.eqns:
             own = line if self.in_jax else user_line(e, line)
@@ -162,17 +165,33 @@ class Tracer:
             keep(failures, Failure(error, error.line))
             self.define([v for v in e.outvars if v not in self.env])
 
-    def constant(self, c: Any, line: Line | None) -> Operand:
+    def constant(self, c: Any, aval: Any, out: list[Equation], line: Line | None) -> Operand:
+        """What a body has captured: a number is a literal, a small array a table in the code."""
         key = key_of_constant(c, literal)
         if key is not None:
             return key  # type: ignore[no-any-return]
-        if np.ndim(c) == 0 and not hasattr(c, "aval"):
-            return literal(c, np.asarray(c).dtype)
-        raise UnsupportedCall(
-            f"the kernel captures an array constant of shape {np.shape(c)}; pass it as an input (Python and NumPy "
-            "scalars may be captured)",
-            line,
-        )
+        if isinstance(c, jax.core.Tracer):
+            raise UnsupportedCall(
+                f"the kernel captures {aval.str_short()}, which is traced (an argument of the function around it, or made of "
+                "one): pass it as an input",
+                line,
+            )
+        array = np.asarray(c).astype(aval.dtype)
+        if not array.shape:
+            return literal(array, aval.dtype)
+        table = Table.of(array)
+        if table.uniform(array.itemsize):
+            first = array.reshape(-1)[0] if array.size else np.zeros((), array.dtype)
+            return self.full(literal(first, aval.dtype), array.shape, out, line)
+        if array.size > MOST_ELEMENTS:
+            raise UnsupportedCall(
+                f"the kernel captures an array constant of shape {array.shape}, {array.size} elements; pass it as an input "
+                f"(arrays up to {MOST_ELEMENTS} elements may be captured, and numbers)",
+                line,
+            )
+        value = self.fresh(array.shape, aval.dtype)
+        out.append(Equation("constant", (), (value,), (("table", table),), (), line))
+        return value
 
     def region(self, jaxpr: Any, operands: Sequence[Operand], inputs: tuple[Value, ...], line: Line | None) -> Region:
         equations: list[Equation] = []
