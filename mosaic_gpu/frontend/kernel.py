@@ -225,7 +225,7 @@ class _Kernel:
                 )
             if isinstance(error, MosaicGpuError):
                 error.line = error.line or at
-            elif isinstance(error, (AssertionError, AttributeError, TypeError, ValueError)):
+            elif isinstance(error, (AssertionError, AttributeError, IndexError, TypeError, ValueError)):
                 return translated(error, at) or error
             return error
 

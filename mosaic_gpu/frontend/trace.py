@@ -26,6 +26,7 @@ from .foreign import STATIC_START
 from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import Keys, key_of_constant, refuse_keys, taken
+from .shard_map import traced_outside
 from .structured import STRUCTURED
 
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -46,6 +47,7 @@ CALLS |= {
     "checkpoint": "jaxpr",
 }
 IDENTITY = {
+    "device_put",
     "copy",
     "copy_p",
     "stop_gradient",
@@ -264,6 +266,17 @@ class Tracer:
         params = (("broadcast_dimensions", tuple(range(len(shape)))), ("shape", tuple(int(n) for n in shape)))
         out.append(Equation("broadcast_in_dim", (x,), (wide,), params, (), line))
         return wide
+
+    def inlined(
+        self, f: Callable[..., Any], operands: Sequence[Operand], out: list[Equation], line: Line | None
+    ) -> list[Operand]:
+        """What a function of arrays gives for operands: its operations stand here."""
+        avals = [jax.ShapeDtypeStruct(o.shape, np.dtype(o.dtype)) for o in operands]
+        closed = traced_outside(lambda: jax.make_jaxpr(f)(*avals))
+        before, self.in_jax = self.in_jax, True
+        found = self.inline(closed, operands, out, line)
+        self.in_jax = before
+        return found
 
     def full(self, x: Operand, shape: tuple[int, ...], out: list[Equation], line: Line | None) -> Operand:
         """An array whose elements are all `x`, or that itself where a scalar is wanted."""

@@ -8,6 +8,7 @@ from ..errors import Line, UnsupportedCall, UnsupportedPrimitive
 from ..layouts.shared import BELOW_A_BYTE, ITEM_BITS, instead_of, way_out_below_a_byte
 from ..ops import registry
 from ..ops.elementwise import FLOATS, INT4, INTEGERS, SMALL_FLOATS
+from ..ops.ways_out import WAYS_OUT
 from ..program import Equation, Literal, Value, View, walk
 
 # Operations that hand values of any type on, and products, whose own rule says where float8 is multiplied.
@@ -49,7 +50,8 @@ def refuse_types(e: Equation) -> None:
         in_memory = isinstance(v, Value) and v.space is not None
         if not in_memory and v.dtype not in IN_REGISTERS and not v.dtype.startswith("key<"):
             raise UnsupportedPrimitive(
-                f"{e.op} {verb} {v.dtype} values: a kernel computes in {known}; {instead_of(v.dtype)}", e.line
+                f"{e.op} {verb} {v.dtype} values: a kernel computes in {known}; {WAYS_OUT.get(e.op) or instead_of(v.dtype)}",
+                e.line,
             )
     types = [o.dtype for o in (*e.results, *e.operands) if not isinstance(o, View)]
     small = next((t for t in types if t in SMALL_FLOATS or t in INT4), None)

@@ -29,6 +29,8 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("frontend/primitives.py", "outside:"): "outside of any kernel; tests/frontend/test_arguments.py",
     ("ops/multimem.py", "check_world:"): "of a call under jax.shard_map; tests/ops/test_multimem.py",
     ("frontend/random.py", "refuse_key_array:"): "of an argument, not of a body; tests/frontend/test_arguments.py",
+    ("frontend/composed.py", ""): "tests/ops/test_composed.py",
+    ("frontend/special.py", "call:"): "tests/ops/test_special.py",
     ("frontend/trace.py", "which is traced"): "of a call under jit, not of a kernel; tests/frontend",
     ("frontend/trace.py", "place_in_grid:"): "of a pallas_call, not of a kernel; tests/pallas",
     ("frontend/transforms.py", "differentiate:"): "of a call in a program, not of a kernel; tests/frontend",
