@@ -88,7 +88,7 @@ def _bessel_i1e(x: Any) -> Any:
 
 @_in_float32
 def _digamma(x: Any) -> Any:
-    """Below 0.5 reflected: psi(1 - x) - pi / tan(pi x); NaN at 0, -1, -2 and so on."""
+    """Below 0.5 reflected: psi(1 - x) - pi / tan(pi x); NaN at -1, -2 and so on, at 0 infinite."""
     below = x < 0.5
     y = jnp.where(below, 1 - x, x)
     steps = [1 / (y + k) for k in range(SHIFT)]
@@ -101,7 +101,7 @@ def _digamma(x: Any) -> Any:
     found = jnp.where(y < SHIFT, found - functools.reduce(jnp.add, reversed(steps)), found)
     near = x - jnp.round(x)  # tan has the period 1 in units of pi
     found = jnp.where(below, found - np.float32(np.pi) / jnp.tan(np.float32(np.pi) * near), found)
-    return jnp.where((x <= 0) & (near == 0), jnp.nan, found)
+    return jnp.where((x < 0) & (near == 0), jnp.nan, jnp.where(x == 0, -jnp.inf, found))
 
 
 @_in_float32
@@ -188,9 +188,9 @@ def _incomplete(a: Any, x: Any, upper: bool) -> Any:
     p = _series(a_in, jnp.where(low, x_in, a_in), inside & low)
     q = _fraction(a_in, jnp.where(low, a_in + 2, x_in), inside & ~low)
     found = jnp.where(low, 1 - p if upper else p, q if upper else 1 - q)
-    found = jnp.where(x == 0, 1.0 if upper else 0.0, found)
+    found = jnp.where((x == 0) | (a == jnp.inf), 1.0 if upper else 0.0, found)
     found = jnp.where((x == jnp.inf) | (a == 0), 0.0 if upper else 1.0, found)
-    wrong = (x < 0) | (a < 0) | (x != x) | (a != a) | ((x == 0) & (a == 0)) | ((x > 0) & (x < jnp.inf) & (a == jnp.inf))
+    wrong = (x < 0) | (a < 0) | (x != x) | (a != a) | ((x == 0) & (a == 0)) | ((x == jnp.inf) & (a == jnp.inf))
     return jnp.where(wrong, jnp.nan, found)
 
 

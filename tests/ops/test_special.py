@@ -43,7 +43,7 @@ NAN, INF = np.nan, np.inf
 ENDS: dict[str, list[tuple[float, ...]]] = {
     "bessel_i0e": [(0.0,), (INF,), (-INF,), (NAN,), (1e30,), (8.0,)],
     "bessel_i1e": [(0.0,), (INF,), (-INF,), (NAN,), (-1e30,), (1e-30,)],
-    "digamma": [(0.0,), (-1.0,), (-2.0,), (INF,), (-INF,), (NAN,), (1e30,), (-0.5,)],
+    "digamma": [(-1.0,), (-2.0,), (INF,), (-INF,), (NAN,), (1e30,), (-0.5,)],
     "zeta": [
         (1, 2),
         (0.5, 2),
@@ -58,17 +58,15 @@ ENDS: dict[str, list[tuple[float, ...]]] = {
         (2, 1e30),
     ],
     "polygamma": [(0, 2), (0.5, 1), (-1, 2), (3, -0.5), (2, 0.5), (1, NAN)],
-    "igamma": [(0, 0), (1, 0), (0, 1), (INF, 1), (-1, 1), (1, -1), (NAN, 1), (1, NAN), (INF, INF), (2, INF), (1e-6, 1)],
+    "igamma": [(0, 0), (1, 0), (0, 1), (-1, 1), (1, -1), (NAN, 1), (1, NAN), (2, INF), (1e-6, 1)],
     "igammac": [
         (0, 0),
         (1, 0),
         (0, 1),
-        (INF, 1),
         (-1, 1),
         (1, -1),
         (NAN, 1),
         (1, NAN),
-        (INF, INF),
         (2, INF),
         (1e-6, 1),
     ],
@@ -119,6 +117,20 @@ def test_ends(name: str) -> None:
     arrays = tuple(np.array(a, np.float32) for a in zip(*ENDS[name], strict=True))
     right = np.asarray(getattr(lax, name)(*arrays))
     np.testing.assert_allclose(simulate(plan_of(name, arrays), arrays)[0], right, rtol=4e-6, atol=CASES[name][3])
+
+
+NEWER = {  # as JAX 0.11 has it; 0.10 gives NaN, or 1
+    "digamma": ([(0.0,), (-0.0,)], [-INF, -INF]),
+    "igamma": ([(INF, 0), (INF, 1), (INF, INF)], [0, 0, NAN]),
+    "igammac": ([(INF, 0), (INF, 1), (INF, INF)], [1, 1, NAN]),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_ends_that_jax_has_changed(name: str) -> None:
+    points, right = NEWER[name]
+    arrays = tuple(np.array(a, np.float32) for a in zip(*points, strict=True))
+    np.testing.assert_array_equal(simulate(plan_of(name, arrays), arrays)[0], right)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
