@@ -146,9 +146,10 @@ class Tracer:
     def inline(self, jaxpr: Any, operands: Sequence[Operand], out: list[Equation], line: Line | None) -> list[Operand]:
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         consts = getattr(jaxpr, "consts", ())
-        self.bind(
-            inner.constvars, [self.constant(c, v.aval, out, line) for v, c in zip(inner.constvars, consts, strict=True)]
-        )
+        for v, c in zip(inner.constvars, consts, strict=True):
+            first = next((e for e in inner.eqns if any(x is v for x in e.invars)), None)
+            at = line if first is None or self.in_jax else user_line(first, line)
+            self.bind([v], [self.constant(c, v.aval, out, at)])
         self.bind(inner.invars, operands)
         for e in inner.eqns:
             own = line if self.in_jax else user_line(e, line)

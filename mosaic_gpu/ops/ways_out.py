@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..layouts.shared import instead_of
+
 OUTSIDE = "compute it outside of the kernel ({}) and hand the result over"
 MATRICES = OUTSIDE.format("jnp.linalg and jax.scipy.linalg")
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -54,6 +56,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "psum_scatter",
         "reduce_scatter",
     ),
+    instead_of("complex64"): ("complex", "conj", "imag", "real"),
     "a kernel has no kernels in it: call one after the other, or one's body as a function": (
         "mosaic_gpu_kernel",
         "pallas_call",

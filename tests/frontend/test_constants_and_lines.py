@@ -40,14 +40,18 @@ def test_captured_arrays_are_tables(plan, array, make, where):
     assert found[0] == 12 * (3 if where == "loop" else 1)
 
 
-def test_large_captured_arrays_are_refused(program, array):
+def test_large_captured_arrays_are_refused(program, array, assert_at):
     captured = np.arange(1025, dtype=np.float32)
 
     def body(x, o):
-        o[0] = jnp.sum(captured)
+        y = x[0] + 1
+        o[0] = y + jnp.sum(captured)  # used
 
-    with pytest.raises(UnsupportedCall, match=r"captures an array constant of shape \(1025,\).*pass it as an input"):
+    with pytest.raises(
+        UnsupportedCall, match=r"captures an array constant of shape \(1025,\).*pass it as an input"
+    ) as e:
         program(body, array(8), out=array(1))
+    assert_at(e.value, body, "used")
 
 
 def test_captured_arrays_that_are_traced_are_refused(array):
