@@ -65,13 +65,12 @@ def refuse_types(e: Equation) -> None:
         )
 
 
-def has_unknown_types(equations: Iterable[Equation]) -> bool:
-    """Whether anything here is of a type without a size, so that nothing can be placed."""
-    for e in walk(tuple(equations)):
-        bound = [v for r in e.regions for v in r.inputs]
-        values = [*e.results, *bound, *(o for o in e.operands if not isinstance(o, View))]
-        if any(v.dtype not in ITEM_BITS for v in values if not isinstance(v, Value) or v.space is None):
-            return True
-        if any(v.dtype not in ITEM_BITS for v in bound if v.space is not None and v.space.kind in IN_MEMORY):
-            return True
-    return False
+def has_unsized_refs(equations: Iterable[Equation]) -> bool:
+    """Whether a Ref here is of a type without a size, so that nothing can be placed."""
+    refs = (v for e in walk(tuple(equations)) for r in e.regions for v in r.inputs if v.space is not None)
+    return any(v.dtype not in ITEM_BITS for v in refs if v.space is not None and v.space.kind in IN_MEMORY)
+
+
+def has_unsized_products(equations: Iterable[Equation]) -> bool:
+    """Whether a product gives such a type, so that no instruction can be chosen."""
+    return any(v.dtype not in ITEM_BITS for e in walk(tuple(equations)) if e.op == "dot_general" for v in e.results)

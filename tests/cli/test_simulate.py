@@ -29,7 +29,7 @@ def hopper_only(x, o):
 
 @plgpu.kernel(out_type=OUT)
 def unknown(x, o):
-    o[...] = jax.lax.digamma(x[...])
+    o[...] = jax.lax.betainc(x[...], x[...], x[...])
 
 @jax.jit
 def around(x, y):
