@@ -114,7 +114,7 @@ def attention(
         arrays = flat(q), flat(k), flat(v)
         biased = bias is not None or mask is not None
         c = choose_config(*arrays, causal, biased) if config is None else config
-        biases = [_as_bias(of_scores(bias), of_scores(mask), s, q.dtype)] if biased else []
+        biases = [as_bias(of_scores(bias), of_scores(mask), s, q.dtype)] if biased else []
         if isinstance(c, sm90.AttentionConfig):
             dispatch.match_generation(c, arch)
             if biased and backward_config is not None:
@@ -217,7 +217,7 @@ def _check_like_scores(name: str, x: jax.Array | None, q: jax.Array, k: jax.Arra
         raise UnsupportedCall(f"attention: {name} is {x.dtype}; it takes a {wanted} array")
 
 
-def _as_bias(bias: jax.Array | None, mask: jax.Array | None, queries: int, dtype: Any) -> jax.Array:
+def as_bias(bias: jax.Array | None, mask: jax.Array | None, queries: int, dtype: Any) -> jax.Array:
     """Both as one bias, (b or 1, h or 1, queries, t), of a dtype."""
     x = jnp.zeros((), dtype) if bias is None else bias.astype(dtype)
     x = x if mask is None else jnp.where(mask, x, -jnp.inf)

@@ -33,14 +33,14 @@ Shape = tuple[int, ...]
 class Value:
     """An SSA value.  `space` is None for scalars and register arrays, else the value is a Ref into that memory.
 
-    name: what the user's function calls a Ref; for people, it makes no difference between programs.
+    name: what the user's function calls a Ref, for people.  Programs that differ in nothing else are two, as their reports do.
     """
 
     id: int
     shape: Shape
     dtype: str
     space: MemorySpace | None = None
-    name: str = dataclasses.field(default="", compare=False)
+    name: str = ""
 
     def __str__(self) -> str:
         kind = f"{self.space} " if self.space else ""

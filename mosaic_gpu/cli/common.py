@@ -32,6 +32,16 @@ FOUND_AS_IT_RAN = (BarrierMisuse, Deadlock, DebugCheckFailed, Leak, Race, Uninit
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+BottomRight = Annotated[
+    bool,
+    typer.Option(
+        "--bottom-right", help="Attention: causal, and the last query sees all keys, each before it one less."
+    ),
+]
+Bias = Annotated[
+    str | None, typer.Option(help="Attention: with a bias of the extents bhst, with a 1 for what all share, e.g. 1hst.")
+]
+Mask = Annotated[str | None, typer.Option(help="Attention: with a bool mask of such extents, e.g. b11t.")]
 
 
 class Refusal(Exception):

@@ -12,6 +12,9 @@ from rich.console import Console
 from .common import ARCHS as ARCHS
 from .common import (
     AsJson,
+    Bias,
+    BottomRight,
+    Mask,
     Refusal,
     output,
     parse_json_option,
@@ -40,6 +43,9 @@ def compile_kernel(
     shape: Annotated[str | None, typer.Option(help="b4s4096h32kv8d128, or m4096n4096k4096 for matmul.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or f16; default: bf16.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Attention: query i sees keys 0 to i.")] = False,
+    bottom_right: BottomRight = False,
+    bias: Bias = None,
+    mask: Mask = None,
     lse: Annotated[bool, typer.Option("--lse", help="Attention: with the log-sum-exp as second output.")] = False,
     config: Annotated[str | None, typer.Option(help="The kernel's config as JSON.")] = None,
     arg: Annotated[
@@ -66,6 +72,7 @@ def compile_kernel(
         raise Refusal(f"--arch {arch}: one of {', '.join(ARCHS)}")
     if bundle is not None:
         alone = {"--out": out, "--stages": stages, "--shape": shape, "--dtype": dtype, "--causal": causal, "--lse": lse}
+        alone |= {"--bottom-right": bottom_right, "--bias": bias, "--mask": mask}
         why = "--bundle is a file of its own, with its own shapes and configs"
         refuse_options(why, {**alone, "--config": config, "--arg": arg or None})
         _compile_bundle(kernel, arch or target_arch(), bundle, benchmark is not False, multiprocessors, as_json)
@@ -85,7 +92,7 @@ def compile_kernel(
         from ..runtime import device
         from .targets import Request, find_call, programs_for
 
-        request = Request(arch or target_arch(), shape, dtype, causal, lse, fields)
+        request = Request(arch or target_arch(), shape, dtype, causal, lse, fields, bottom_right, bias, mask)
         with device.planning_for(device.multiprocessors(), request.arch):
             called = programs_for(*find_call(kernel, request, arg or ()), arch)
         programs = list({id(p): p for p in called}.values())  # one that is called twice, once

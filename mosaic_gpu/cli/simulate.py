@@ -13,7 +13,19 @@ import typer
 from ..errors import MosaicGpuError, Race
 from ..simulator.params import SimulatorParams
 from ..simulator.remarks import Report, UnwrittenOutput
-from .common import FAILED, AsJson, Refusal, output, parse_json_option, print_json, steps, table
+from .common import (
+    FAILED,
+    AsJson,
+    Bias,
+    BottomRight,
+    Mask,
+    Refusal,
+    output,
+    parse_json_option,
+    print_json,
+    steps,
+    table,
+)
 from .compile import ARCHS, target_arch
 
 if TYPE_CHECKING:
@@ -49,6 +61,9 @@ def simulate_kernel(
     shape: Annotated[str | None, typer.Option(help="b1s256h2kv1d128, or m256n256k256 for matmul.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or f16; default: bf16.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Attention: query i sees keys 0 to i.")] = False,
+    bottom_right: BottomRight = False,
+    bias: Bias = None,
+    mask: Mask = None,
     lse: Annotated[bool, typer.Option("--lse", help="Attention: with the log-sum-exp as second output.")] = False,
     config: Annotated[str | None, typer.Option(help="The kernel's config as JSON.")] = None,
     arg: Annotated[
@@ -71,7 +86,9 @@ def simulate_kernel(
         from .targets import Request, find_call
 
         try:
-            request = Request(arch or target_arch(), shape or SMALL.get(kernel), dtype, causal, lse, fields)
+            request = Request(
+                arch or target_arch(), shape or SMALL.get(kernel), dtype, causal, lse, fields, bottom_right, bias, mask
+            )
             with device.planning_for(device.multiprocessors(), request.arch):
                 function, types = find_call(kernel, request, arg or ())
                 rehearsal = Rehearsal(function, random_arrays(types, seed), arch, request.arch)

@@ -34,7 +34,10 @@ from .common import Refusal, find_ours, kernel_dtype, refuse_options, report_err
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asks for.  shape: None takes the kernel's own example; dtype: None, bfloat16."""
+    """What the user asks for.  shape: None takes the kernel's own example; dtype: None, bfloat16.
+
+    bottom_right: causal, with that diagonal.  bias, mask: the extents of one, such as 'bhst' or '1h1t'; None: there is none.
+    """
 
     arch: str
     shape: str | None = None
@@ -42,6 +45,19 @@ class Request:
     causal: bool = False
     return_lse: bool = False
     config: dict[str, Any] | None = None
+    bottom_right: bool = False
+    bias: str | None = None
+    mask: str | None = None
+
+    @property
+    def diagonal(self) -> Any:
+        """The kernels' `causal`."""
+        return "bottom_right" if self.bottom_right else self.causal
+
+    @property
+    def of_scores(self) -> dict[str, Any]:
+        """The options that say what is added to scores, or hides them, as the user writes them."""
+        return {"--bias": self.bias, "--mask": self.mask}
 
 
 Call = tuple[Callable[..., Any], Sequence[jax.ShapeDtypeStruct]]
@@ -72,13 +88,42 @@ def attention_call(w: Attention, arch: str, config: Any = None, return_lse: bool
 
 
 def _attention(r: Request) -> Call:
-    w = Attention.parse(r.shape or "b4s4096d128", dtype=kernel_dtype(r.dtype or "bf16"), causal=r.causal)
+    biased = r.bias is not None or r.mask is not None
+    dtype, causal = kernel_dtype(r.dtype or "bf16"), bool(r.diagonal)
+    w = Attention.parse(r.shape or "b4s4096d128", dtype=dtype, causal=causal, bias=biased)
     config = None if r.config is None else config_from("attention", generation_of(r.arch), r.config)
-    return attention_call(w, r.arch, config, r.return_lse)
+    function, arrays = attention_call(w, r.arch, config, r.return_lse)
+    function = functools.partial(function, causal=r.diagonal)
+    if not biased:
+        return function, arrays
+    from mosaic_gpu.kernels.attention import as_bias
+
+    given = {name: text for name, text in r.of_scores.items() if text is not None}
+    arrays = [*arrays, *(_like_scores(name, text, w) for name, text in given.items())]
+
+    def with_bias(q: Any, k: Any, v: Any, *of_scores: Any) -> Any:
+        arrays = dict(zip(given, of_scores, strict=True))
+        return function(q, k, v, as_bias(arrays.get("--bias"), arrays.get("--mask"), w.length, q.dtype))
+
+    return with_bias, arrays
+
+
+def _like_scores(option: str, text: str, w: Attention) -> jax.ShapeDtypeStruct:
+    """The type of a bias or mask whose extents are written as 'bhst', 1 for one that all share."""
+    extents = {"b": w.batch, "h": w.heads, "s": w.length, "t": w.kv_length, "1": 1}
+    if not re.fullmatch("[b1][h1][s1]t", text):
+        raise Refusal(
+            f"{option} {text}: write its four extents as bhst (batch, heads, queries, keys), with a 1 for each but t that all "
+            "share, such as 1hst"
+        )
+    return jax.ShapeDtypeStruct([extents[c] for c in text], jnp.bool_ if option == "--mask" else jnp.dtype(w.dtype))
 
 
 def _matmul(r: Request) -> Call:
-    refuse_options("matmul has no mask and one output", {"--causal": r.causal, "--lse": r.return_lse})
+    refuse_options(
+        "matmul has no mask and one output",
+        {"--causal": r.causal, "--bottom-right": r.bottom_right, "--lse": r.return_lse, **r.of_scores},
+    )
     w = Matmul.parse(r.shape or "m4096n4096k4096", dtype=kernel_dtype(r.dtype or "bf16"))
     function = _kernel_function("matmul", r.arch)
     config = config_from("matmul", generation_of(r.arch), r.config or {})
@@ -90,12 +135,13 @@ def _attention_backward(r: Request) -> Call:
     from ..tune.tunable import find_tunable
 
     refuse_options("attention_backward takes the log-sum-exp as an argument", {"--lse": r.return_lse})
+    refuse_options("there are no gradients with a bias or a mask", r.of_scores)
     generation, name = generation_of(r.arch), "attention_backward"
     _kernel_function(name, r.arch)
     tunable = find_tunable(name, generation)
-    w = tunable.parse(r.shape or "b4s4096d128", dtype=kernel_dtype(r.dtype or "bf16"), causal=r.causal)
+    w = tunable.parse(r.shape or "b4s4096d128", dtype=kernel_dtype(r.dtype or "bf16"), causal=bool(r.diagonal))
     config = tunable.default(w) if r.config is None else config_from(name, generation, r.config)
-    return tunable.call(w, config), tunable.arguments(w)
+    return functools.partial(tunable.call(w, config), causal=r.diagonal), tunable.arguments(w)
 
 
 KERNELS: dict[str, Callable[[Request], Call]] = {
@@ -117,10 +163,9 @@ def find_call(kernel: str, request: Request, arguments: Sequence[str] = ()) -> C
     path, colon, name = kernel.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise Refusal(f"KERNEL is {', '.join(KERNELS)} or FILE.py:NAME, not {kernel!r}")
-    options = {"--shape": request.shape, "--dtype": request.dtype, "--config": request.config}
-    refuse_options(
-        "a kernel of your own takes --arg", {**options, "--causal": request.causal, "--lse": request.return_lse}
-    )
+    options: dict[str, Any] = {"--shape": request.shape, "--dtype": request.dtype, "--config": request.config}
+    options |= {"--causal": request.causal, "--bottom-right": request.bottom_right, "--lse": request.return_lse}
+    refuse_options("a kernel of your own takes --arg", {**options, **request.of_scores})
     function = load_object(Path(path), name)
     if not arguments:
         raise Refusal("a kernel of your own needs its arguments' types: --arg 'bf16[4,4096,16,128]', one for each")

@@ -34,6 +34,7 @@ KNOWN_ONLY_AT_RUN_TIME = (
     jax.errors.ConcretizationTypeError,  # bool(), float(), int()
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
 )
 TRACED = re.compile(r"traced array with shape (\w+\[[^\]]*\])")
 UNBOUND = "Found an unbound axis name"
@@ -58,11 +59,17 @@ def _needed_in_python(error: Exception, text: str, line: Line | None) -> MosaicG
         )
     elif isinstance(error, jax.errors.TracerArrayConversionError):
         what, instead = f"a NumPy function of {value}", "use that of jnp"
+    elif isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        what = "an array of traced bools as an index, which gives as many elements as are true"
+        instead = (
+            "leave the others in (jnp.where(mask, x, 0), jnp.sum(x, where=mask)), or say how many places there are for them: "
+            "x[jnp.nonzero(mask, size=n, fill_value=len(x) - 1)]"
+        )
     else:
         what = f"{value} where Python needs a number (range(), a list's index, int(), float(), a size)"
         instead = (
             "loop with lax.fori_loop, slice with plgpu.ds(start, size), take one of several values with jnp.where or lax.switch, "
-            "convert with x.astype"
+            "convert with x.astype, and where a result is as long as its data say (nonzero, unique, repeat) give its size="
         )
     ours = UnsupportedCall(
         f"{what}: a kernel's body is traced once, before any value is known. Instead, {instead}", line

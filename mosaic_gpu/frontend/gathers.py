@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import Line, UnsupportedCall
 from ..ops.elementwise import ends
 from ..program import Equation, Literal, Operand
+from .composed import applied
 from .primitives import dtype_name, literal
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def _gather(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
 def _scatter(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     p, d = e.params, e.params["dimension_numbers"]
     if e.primitive.name == "scatter" and p["update_jaxpr"] is not None:
-        raise UnsupportedCall("x.at[...].apply(f): write x.at[i].set(f(x[i]))", line)
+        operands = (tr.read(e.invars[0]), _indices(tr, e, out, line), tr.read(e.invars[2]))
+        tr.bind(e.outvars, tr.inlined(applied(p), operands, out, line))
+        return
     mode = Mode.from_any(p["mode"])
     params = (
         ("batching", (tuple(d.operand_batching_dims), tuple(d.scatter_indices_batching_dims))),

@@ -93,7 +93,7 @@ def kernel(
     debug: print the traced program (`mosaic-gpu compile --stages` shows every pass).
     out_shape, scratch_shapes, kernel_name: older spellings of out_type, scratch_types and name.
 
-    The body must return None, may capture Python and NumPy scalars but no arrays.  The result is a function on arrays that
+    The body must return None, may capture numbers and arrays up to 1024 elements.  The result is a function on arrays that
     works under `jax.jit`.  Raises UnsupportedCall and the other classes of `mosaic_gpu.errors` with the Python line.
     """
     out_type = _older(out_type, out_shape, "out_type", "out_shape", ())
@@ -225,7 +225,7 @@ class _Kernel:
                 )
             if isinstance(error, MosaicGpuError):
                 error.line = error.line or at
-            elif isinstance(error, (AssertionError, AttributeError, TypeError, ValueError)):
+            elif isinstance(error, (AssertionError, AttributeError, IndexError, TypeError, ValueError)):
                 return translated(error, at) or error
             return error
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..errors import Line, UnsupportedCall
+from ..layouts.shared import ITEM_BITS, instead_of
 from ..ops.dot import ACCURATE, HALF, TOGETHER
 from ..ops.elementwise import FLOAT8, FLOATS, INT4, INTEGERS, SMALL_FLOATS
-from ..program import Equation, Operand, Value
+from ..program import Equation, Literal, Operand, Value
 from .primitives import dtype_name
 
 if TYPE_CHECKING:
@@ -70,14 +71,21 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
         common, exact = _common(x.dtype, y.dtype)
         x, y = _converted(tr, x, common, out, line), _converted(tr, y, common, out, line)
     if common not in TYPES:
+        way_out = "Convert with astype first (of bool outside of the kernel, or to a float)"
+        if common not in ITEM_BITS:
+            way_out = f"{instead_of(common)[0].upper()}{instead_of(common)[1:]}"
         raise UnsupportedCall(
             f"dot_general of {common}: products here are of {', '.join((*TYPES, *INT4))}; there is no mma.sync of others. "
-            "Convert with astype first (of bool outside of the kernel, or to a float)",
+            f"{way_out}",
             line,
         )
     precision = _precision(e.params.get("precision"), common, dtype, line)
     if exact and common == "float32":
         precision = ACCURATE  # of as many bits as the integers have
+    if 0 in (*x.shape, *y.shape):
+        zero = Literal(0 if dtype in (*INTEGERS, *INT4) else 0.0, dtype)
+        tr.bind(e.outvars, [tr.full(zero, tuple(result.shape), out, line)])
+        return
     left, x = _grouped(tr, x, tuple(batch_x), tuple(contract_x), out, line)
     right, y = _grouped(tr, y, tuple(batch_y), tuple(contract_y), out, line)
     shape = [x.shape[left[0]]] * (left[0] >= 0)

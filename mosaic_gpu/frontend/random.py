@@ -63,7 +63,8 @@ def refuse_keys(what: str, operands: Sequence[Any], line: Line | None) -> None:
     if any(isinstance(o, (Key, Keys)) for o in operands):
         raise UnsupportedCall(
             f"{what} of a PRNG key: a kernel only folds, splits and draws from keys, and takes those of a split by number. Carry "
-            "a counter, and fold it into a key that stays outside: jax.random.fold_in(key, i)",
+            "a counter, and fold it into a key that stays outside: jax.random.fold_in(key, i). (Draws from gamma, beta, Poisson "
+            "and binomial distributions carry keys: make them outside of the kernel.)",
             line,
         )
 
@@ -103,13 +104,6 @@ def bits(shape: tuple[int, ...], width: int, k0: Any, k1: Any) -> Any:
     return mixed if width == 32 else mixed.astype({8: jnp.uint8, 16: jnp.uint16}[width])
 
 
-def _inlined(
-    tr: Tracer, f: Callable[..., Any], operands: Sequence[Operand], out: list[Equation], line: Line | None
-) -> Any:
-    avals = [jax.ShapeDtypeStruct(o.shape, jnp.dtype(o.dtype)) for o in operands]
-    return tr.inline(jax.make_jaxpr(f)(*avals), operands, out, line)
-
-
 def _seed(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     if str(getattr(e.params["impl"], "tag", e.params["impl"])) not in ("fry", "threefry2x32"):
         raise UnsupportedCall(f"a key of {e.params['impl']} in a kernel: threefry2x32 only", line)
@@ -124,18 +118,18 @@ def _key(tr: Tracer, seed: Operand, out: list[Equation], line: Line | None) -> A
         high = lax.shift_right_logical(s, jnp.asarray(32, s.dtype)).astype(jnp.uint32) if wide else jnp.uint32(0)
         return high, lax.convert_element_type(s, jnp.uint32)
 
-    return Key(*_inlined(tr, pair, [seed], out, line))
+    return Key(*tr.inlined(pair, [seed], out, line))  # type: ignore[arg-type]
 
 
 def _fold_in(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     key, data = (tr.read(v) for v in e.invars)
     new = _key(tr, data, out, line)
-    tr.env[e.outvars[0]] = Key(*_inlined(tr, threefry2x32, [*_pair(key, line), new.high, new.low], out, line))  # type: ignore[assignment]
+    tr.env[e.outvars[0]] = Key(*tr.inlined(threefry2x32, [*_pair(key, line), new.high, new.low], out, line))  # type: ignore[arg-type, assignment]
 
 
 def _bits(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     shape, width = tuple(e.params["shape"]), int(e.params["bit_width"])
-    found = _inlined(tr, lambda a, b: bits(shape, width, a, b), _pair(tr.read(e.invars[0]), line), out, line)
+    found = tr.inlined(lambda a, b: bits(shape, width, a, b), _pair(tr.read(e.invars[0]), line), out, line)
     tr.bind(e.outvars, found)
 
 
@@ -155,7 +149,7 @@ def _split(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
         def key(high: Any, low: Any, i: int = i) -> tuple[Any, Any]:
             return threefry2x32(high, low, jnp.uint32(0), jnp.uint32(i))
 
-        found.append(Key(*_inlined(tr, key, pair, out, line)))
+        found.append(Key(*tr.inlined(key, pair, out, line)))  # type: ignore[arg-type]
     tr.env[e.outvars[0]] = Keys(tuple(found))  # type: ignore[assignment]
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
-import numpy as np
 
 from ..errors import Line, UnsupportedCall
-from ..program import Equation, Literal, Operand, Region, View
+from ..program import Equation, Literal, Operand, Region, Value, View
 from . import shard_map
+from .composed import COMPOSED, composed
 from .gathers import GATHERS
 from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
 from .primitives import TreeOf, literal
@@ -110,6 +110,9 @@ def _scan_arrays(
     outer, init, xs = operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
     refuse_keys("a loop's carry", [*init, *xs], line)
     ys = e.outvars[carry:]
+    if not p["length"]:  # of ys there are no elements
+        tr.bind(e.outvars, [*init, *(_zeros(tr, v.aval, out, line) for v in ys)])
+        return
     i = tr.fresh((), "int32")
     inside: list[Equation] = []
     at: Operand = i
@@ -139,21 +142,16 @@ def _scan_arrays(
         inside.append(Equation("broadcast_in_dim", (y,), (row,), wide, (), line))
         inside.append(Equation("dynamic_update_slice", (old, row, *first(old)), (new,), (), (), line))
         outputs.append(new)
-    starts: list[Operand] = []
-    for v in stacked:
-        start = tr.fresh(v.shape, v.dtype)
-        blank = literal(0, np.dtype(v.dtype) if v.dtype != "bfloat16" else jax.numpy.bfloat16)
-        out.append(
-            Equation(
-                "broadcast_in_dim", (blank,), (start,), (("broadcast_dimensions", ()), ("shape", v.shape)), (), line
-            )
-        )
-        starts.append(start)
+    starts = [_zeros(tr, v.aval, out, line) for v in ys]
     assert len(inner.outvars) == len(outputs)
     region = Region((i, *carried, *stacked), tuple(inside), tuple(outputs))
     bounds = (zero, Literal(p["length"], "int32"))
     loop = (("unroll", int(p["unroll"]) if not isinstance(p["unroll"], bool) else (0 if p["unroll"] else 1)),)
     out.append(Equation("for", (*bounds, *init, *starts), tr.define(e.outvars), loop, (region,), line))
+
+
+def _zeros(tr: Tracer, aval: Any, out: list[Equation], line: Line | None) -> Operand:
+    return tr.full(literal(0, aval.dtype), tuple(int(n) for n in aval.shape), out, line)
 
 
 def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
@@ -165,8 +163,10 @@ def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     c_outer, b_outer, init = operands[:nc], operands[nc : nc + nb], operands[nc + nb :]
     refuse_keys("a loop's carry", init, line)
     carry = ib.invars[nb:]
+    batch = tuple(int(n) for n in ic.outvars[0].aval.shape)  # under vmap each element goes on for itself
     fori = (
         nc == 0
+        and not batch
         and len(ic.eqns) == 1
         and ic.eqns[0].primitive.name == "lt"
         and list(ic.eqns[0].invars) == list(ic.invars[:2])
@@ -184,10 +184,51 @@ def _while(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
         tr.bind(e.outvars[:1], [end])
         return
     values = tuple(tr.fresh(v.aval.shape, v.aval.dtype) for v in carry)
-    c_region = tr.region(cond, [*c_outer, *values], values, line)
     values_b = tuple(tr.fresh(v.aval.shape, v.aval.dtype) for v in carry)
-    b_region = tr.region(body, [*b_outer, *values_b], values_b, line)
+    if batch:
+        c_region = _any_goes_on(tr, cond, [*c_outer, *values], values, batch, line)
+        b_region = _those_that_go_on(tr, cond, c_outer, body, b_outer, values_b, batch, line)
+    else:
+        c_region = tr.region(cond, [*c_outer, *values], values, line)
+        b_region = tr.region(body, [*b_outer, *values_b], values_b, line)
     out.append(Equation("while", tuple(init), tr.define(e.outvars), (), (c_region, b_region), line))
+
+
+def _any_goes_on(
+    tr: Tracer, cond: Any, inputs: list[Operand], values: tuple[Value, ...], batch: tuple[int, ...], line: Line | None
+) -> Region:
+    equations: list[Equation] = []
+    (goes_on,) = tr.inline(cond, inputs, equations, line)
+    some = tr.fresh((), "bool")
+    axes = (("axes", tuple(range(len(batch)))),)
+    equations.append(Equation("reduce_or", (goes_on,), (some,), axes, (), line))
+    return Region(values, tuple(equations), (some,))
+
+
+def _those_that_go_on(
+    tr: Tracer,
+    cond: Any,
+    c_outer: list[Operand],
+    body: Any,
+    b_outer: list[Operand],
+    values: tuple[Value, ...],
+    batch: tuple[int, ...],
+    line: Line | None,
+) -> Region:
+    """The body, of which only elements that go on take what it gives."""
+    equations: list[Equation] = []
+    (goes_on,) = tr.inline(cond, [*c_outer, *values], equations, line)
+    outputs: list[Operand] = []
+    for old, new in zip(values, tr.inline(body, [*b_outer, *values], equations, line), strict=True):
+        where: Operand = goes_on
+        if old.shape != batch:
+            where = tr.fresh(old.shape, "bool")
+            params = (("broadcast_dimensions", tuple(range(len(batch)))), ("shape", old.shape))
+            equations.append(Equation("broadcast_in_dim", (goes_on,), (where,), params, (), line))
+        kept = tr.fresh(old.shape, old.dtype)
+        equations.append(Equation("select_n", (where, old, new), (kept,), (), (), line))
+        outputs.append(kept)
+    return Region(values, tuple(equations), tuple(outputs))
 
 
 def _for(
@@ -337,6 +378,14 @@ def _expanded(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> Non
     tr.in_jax = before
 
 
+def _linear_solve(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    """Of `lax.custom_linear_solve`, as in jax.scipy.sparse.linalg: its function that solves."""
+    lengths, operands = e.params["const_lengths"], [tr.read(v) for v in e.invars]
+    first = lengths.matvec + lengths.vecmat
+    consts, right = operands[first : first + lengths.solve], operands[sum(lengths) :]
+    tr.bind(e.outvars, tr.inline(e.params["jaxprs"].solve, [*consts, *right], out, line))
+
+
 def _broadcast_to(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
     """Of the indices of a Ref: as jnp.broadcast_to, to their common shape."""
     x, shape = tr.read(e.invars[0]), tuple(int(n) for n in e.params["shape"])
@@ -370,6 +419,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "axis_index": _axis_index,
     "bitcast_convert_type": _bitcast,
     "broadcast_to": _broadcast_to,
+    "custom_linear_solve": _linear_solve,
     "debug_print": _debug_print,
     "platform_index": _platform_index,
     "call_hi_primitive": _expanded,
@@ -377,5 +427,6 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "dot_general": dot_general,
     **RANDOM,
     **GATHERS,
+    **dict.fromkeys(COMPOSED, composed),
     "inlined": _inlined,
 }

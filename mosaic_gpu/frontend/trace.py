@@ -18,12 +18,15 @@ from ..collecting import FAILURES, Failure, keep
 from ..errors import Line, MosaicGpuError, OutOfBounds, UnsupportedCall
 from ..layouts.tmem import seen_as
 from ..memory import MemorySpace
+from ..ops.constants import MOST_ELEMENTS, Table
 from ..ops.elementwise import ELEMENTWISE, FLOATS, HIGHEST
 from ..program import Affine, DimIndex, Equation, Literal, Operand, Region, Value, View
+from .empty import of_nothing
 from .foreign import STATIC_START
 from .peers import PeerTransform
 from .primitives import TreeOf, dtype_name, literal, plain, slice_class
 from .random import Keys, key_of_constant, refuse_keys, taken
+from .shard_map import traced_outside
 from .structured import STRUCTURED
 
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -44,6 +47,7 @@ CALLS |= {
     "checkpoint": "jaxpr",
 }
 IDENTITY = {
+    "device_put",
     "copy",
     "copy_p",
     "stop_gradient",
@@ -142,7 +146,10 @@ class Tracer:
     def inline(self, jaxpr: Any, operands: Sequence[Operand], out: list[Equation], line: Line | None) -> list[Operand]:
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         consts = getattr(jaxpr, "consts", ())
-        self.bind(inner.constvars, [self.constant(c, line) for c in consts])
+        for v, c in zip(inner.constvars, consts, strict=True):
+            first = next((e for e in inner.eqns if any(x is v for x in e.invars)), None)
+            at = line if first is None or self.in_jax else user_line(first, line)
+            self.bind([v], [self.constant(c, v.aval, out, at)])
         self.bind(inner.invars, operands)
         for e in inner.eqns:
             own = line if self.in_jax else user_line(e, line)
@@ -161,17 +168,33 @@ class Tracer:
             keep(failures, Failure(error, error.line))
             self.define([v for v in e.outvars if v not in self.env])
 
-    def constant(self, c: Any, line: Line | None) -> Operand:
+    def constant(self, c: Any, aval: Any, out: list[Equation], line: Line | None) -> Operand:
+        """What a body has captured: a number is a literal, a small array a table in the code."""
         key = key_of_constant(c, literal)
         if key is not None:
             return key  # type: ignore[no-any-return]
-        if np.ndim(c) == 0 and not hasattr(c, "aval"):
-            return literal(c, np.asarray(c).dtype)
-        raise UnsupportedCall(
-            f"the kernel captures an array constant of shape {np.shape(c)}; pass it as an input (Python and NumPy "
-            "scalars may be captured)",
-            line,
-        )
+        if isinstance(c, jax.core.Tracer):
+            raise UnsupportedCall(
+                f"the kernel captures {aval.str_short()}, which is traced (an argument of the function around it, or made of "
+                "one): pass it as an input",
+                line,
+            )
+        array = np.asarray(c).astype(aval.dtype)
+        if not array.shape:
+            return literal(array, aval.dtype)
+        table = Table.of(array)
+        if table.uniform(array.itemsize):
+            first = array.reshape(-1)[0] if array.size else np.zeros((), array.dtype)
+            return self.full(literal(first, aval.dtype), array.shape, out, line)
+        if array.size > MOST_ELEMENTS:
+            raise UnsupportedCall(
+                f"the kernel captures an array constant of shape {array.shape}, {array.size} elements; pass it as an input "
+                f"(arrays up to {MOST_ELEMENTS} elements may be captured, and numbers)",
+                line,
+            )
+        value = self.fresh(array.shape, aval.dtype)
+        out.append(Equation("constant", (), (value,), (("table", table),), (), line))
+        return value
 
     def region(self, jaxpr: Any, operands: Sequence[Operand], inputs: tuple[Value, ...], line: Line | None) -> Region:
         equations: list[Equation] = []
@@ -216,7 +239,12 @@ class Tracer:
             results = self.define(e.outvars)
             if results:
                 self.note_sum(name, inputs, results[0])
-            out.append(Equation(name, inputs, results, plain(params), (), line))
+            known = of_nothing(name, inputs, results)
+            if known is None:
+                out.append(Equation(name, inputs, results, plain(params), (), line))
+            else:
+                full = [self.full(x, r.shape, out, line) for x, r in zip(known, results, strict=True)]
+                self.bind(e.outvars, full)
 
     def keeps_dtype(self, e: Any) -> bool:
         """Whether a conversion only makes a weak type a strong one."""
@@ -238,6 +266,27 @@ class Tracer:
         wide = self.fresh(shape, x.dtype)
         params = (("broadcast_dimensions", tuple(range(len(shape)))), ("shape", tuple(int(n) for n in shape)))
         out.append(Equation("broadcast_in_dim", (x,), (wide,), params, (), line))
+        return wide
+
+    def inlined(
+        self, f: Callable[..., Any], operands: Sequence[Operand], out: list[Equation], line: Line | None
+    ) -> list[Operand]:
+        """What a function of arrays gives for operands: its operations stand here."""
+        avals = [jax.ShapeDtypeStruct(o.shape, np.dtype(o.dtype)) for o in operands]
+        closed = traced_outside(lambda: jax.make_jaxpr(f)(*avals))
+        before, self.in_jax = self.in_jax, True
+        found = self.inline(closed, operands, out, line)
+        self.in_jax = before
+        return found
+
+    def full(self, x: Operand, shape: tuple[int, ...], out: list[Equation], line: Line | None) -> Operand:
+        """An array whose elements are all `x`, or that itself where a scalar is wanted."""
+        if not shape:
+            return x
+        wide = self.fresh(shape, x.dtype)
+        out.append(
+            Equation("broadcast_in_dim", (x,), (wide,), (("broadcast_dimensions", ()), ("shape", shape)), (), line)
+        )
         return wide
 
     def note_sum(self, name: str, inputs: tuple[Operand, ...], result: Value) -> None:

@@ -36,7 +36,8 @@ ITEM_BITS = {
 
 # Types of which no Ref is made: memory is addressed in bytes.
 FOUR_BITS = ("int4", "uint4", "float4_e2m1fn")
-BELOW_A_BYTE = ("int1", "uint1", "int2", "uint2", *FOUR_BITS)
+TINY_INTEGERS = ("int1", "uint1", "int2", "uint2")
+BELOW_A_BYTE = (*TINY_INTEGERS, "float6_e2m3fn", "float6_e3m2fn", *FOUR_BITS)
 
 PACKED = ("bfloat16", "float16")  # two to a register, low element first
 
@@ -51,10 +52,27 @@ def width(dtype: str) -> int:
     return 4 if dtype in FOUR_BITS else ITEM_BITS[dtype]
 
 
+def instead_of(dtype: str) -> str:
+    """What to do instead of a type that a kernel does not have, for messages."""
+    if dtype.startswith("complex"):
+        return (
+            "hand over real and imaginary parts as arrays of their own (jnp.real(x), jnp.imag(x)), compute with those, and put "
+            "them together outside (jax.lax.complex)"
+        )
+    outside = "convert outside of the kernel to"
+    if dtype in TINY_INTEGERS:
+        return f"{outside} int8, or in it compute with int8 in its place"
+    if dtype.startswith("float6"):
+        return f"{outside} float8_e4m3fn, which holds all its values (by NumPy: XLA does not compile it either)"
+    if dtype.startswith("float8"):
+        return f"{outside} {'float32' if 'e8m0' in dtype else 'float16'}, which holds all its values"
+    return f"{outside} one of these"
+
+
 def way_out_below_a_byte(dtype: str) -> str:
     """What to do instead of a Ref of a type in BELOW_A_BYTE, for messages."""
     if dtype not in ITEM_BITS:
-        return "memory here counts in bytes: convert to int8 outside"
+        return f"memory here counts in bytes: {instead_of(dtype)}"
     return (
         "memory here counts in bytes: hand over bytes, two elements along the last dimension in each (outside of the kernel "
         "lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), jnp.int8)), and take them apart in registers "

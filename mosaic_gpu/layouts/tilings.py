@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from ..memory import SwizzleTransform, TilingTransform
 from ..program import DimIndex, Equation, Program, Value, View, substitute_all, walk
-from .shared import itemsize
+from .shared import ITEM_BITS, itemsize
 
 MMAS = ("wgmma", "tcgen05_mma")
 COPIES = ("copy_gmem_to_smem", "copy_smem_to_gmem")
@@ -97,6 +97,8 @@ def _has_shape(e: Equation) -> bool:
 def _tiled(ref: Value, uses: Iterable[tuple[str, View]], read: Iterable[View]) -> Value | None:
     """The buffer with the widest swizzle that its shape and its slices allow; None where there is none."""
     rows, columns = ref.shape[-2:]
+    if ref.dtype not in ITEM_BITS:  # which the plan refuses
+        return None
     size = itemsize(ref.dtype)
     if rows % 8 or any(op not in ANY_LAYOUT or v.peer for op, v in uses):
         return None

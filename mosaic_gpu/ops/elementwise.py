@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import UnsupportedCall, UnsupportedPrimitive
 from ..program import Equation
+from .order import maximum, minimum, order_key, signed
 from .registry import BOTH, WARP, WARPGROUP, Op, op
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -135,8 +136,6 @@ def in_type(expression: str, dtype: str) -> str:
 
 def _in_double(expression: str) -> str:
     """A float32 expression with the functions and constants of float64."""
-    for name, order in (("max_nan", ">"), ("min_nan", "<")):
-        expression = expression.replace(name + "({0}, {1})", f"({{0}} != {{0}} || {{0}} {order} {{1}} ? {{0}} : {{1}})")
     expression = expression.replace("__int_as_float(0x7f800000)", "__longlong_as_double(0x7ff0000000000000ll)")
     return re.sub(r"(\d\.)f\b", r"\g<1>0", re.sub(r"\b([a-z]\w*)f\(", r"\1(", expression)).replace(
         "(float)", "(double)"
@@ -196,19 +195,6 @@ def _shift(numpy: Callable[..., Any], beyond: Callable[[Any], Any], logical: boo
     return call
 
 
-def _signed(x: Any) -> Any:
-    a = np.asarray(x)
-    return a.view(f"i{a.dtype.itemsize}")
-
-
-def order_key(x: Any) -> Any:
-    """Integers in the order in which XLA sorts and compares: of floats IEEE 754's total order."""
-    if x.dtype.kind in "iub":
-        return x
-    bits = _signed(x)
-    return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
-
-
 def _sign(x: Any) -> Any:
     """Of a zero: itself, with its sign."""
     return np.where(x == 0, x, np.sign(x)).astype(x.dtype)
@@ -234,8 +220,8 @@ ROWS = (
     Row("mul", operator.mul, "{0} * {1}", "{0} * {1}", "{0} && {1}"),
     Row("div", _divide, "{0} / {1}", "({1} == 0 ? -1 : {0} / {1})", approx="__fdividef({0}, {1})"),
     Row("rem", _remainder, "fmodf({0}, {1})", "({1} == 0 ? {0} : {0} % {1})"),
-    Row("max", np.maximum, "max_nan({0}, {1})", "({0} > {1} ? {0} : {1})", "{0} || {1}", "fmaxf({0}, {1})"),
-    Row("min", np.minimum, "min_nan({0}, {1})", "({0} < {1} ? {0} : {1})", "{0} && {1}", "fminf({0}, {1})"),
+    Row("max", maximum, "max_nan({0}, {1})", "({0} > {1} ? {0} : {1})", "{0} || {1}", "fmaxf({0}, {1})"),
+    Row("min", minimum, "min_nan({0}, {1})", "({0} < {1} ? {0} : {1})", "{0} && {1}", "fminf({0}, {1})"),
     Row("and", operator.and_, None, "{0} & {1}", "{0} && {1}"),
     Row("or", operator.or_, None, "{0} | {1}", "{0} || {1}"),
     Row("xor", operator.xor, None, "{0} ^ {1}", "{0} != {1}"),
@@ -311,7 +297,7 @@ ROWS = (
     Row("shift_left", _shift(np.left_shift, _zero), None, "(($U)({1}) < $W ? ($T)(($U)({0}) << ({1})) : ($T)0)"),
     Row(
         "shift_right_arithmetic",
-        _shift(lambda x, n: _signed(x) >> _signed(n), lambda x: _signed(x) >> (8 * x.dtype.itemsize - 1)),
+        _shift(lambda x, n: signed(x) >> signed(n), lambda x: signed(x) >> (8 * x.dtype.itemsize - 1)),
         None,
         "($T)($S({0}) >> (($U)({1}) < $W ? (int)({1}) : $W - 1))",
     ),
@@ -324,8 +310,8 @@ ROWS = (
     Row("select_n", _select, "({0} ? {2} : {1})", "({0} ? {2} : {1})", "({0} ? {2} : {1})"),
     Row(
         "clamp",
-        lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
-        "({1} > {2} || {0} > {2} ? {2} : {1} < {0} ? {0} : {1})",
+        lambda lo, x, hi: minimum(maximum(x, lo), hi),
+        "min_nan(max_nan({1}, {0}), {2})",
         "({1} > {2} || {0} > {2} ? {2} : {1} < {0} ? {0} : {1})",
     ),
 )

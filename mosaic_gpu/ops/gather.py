@@ -11,7 +11,7 @@ take the fill value (drop the window) where any part of a window is outside; a g
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..layouts.shared import array_bytes
 from ..program import Equation
 from .elementwise import FLOATS, INTEGERS, numpy_dtype
 from .moves import ALL
+from .order import maximum, minimum
 from .reductions import MAX, MIN, PRODUCT, SUM, Combine
 from .registry import op
 
@@ -142,7 +143,12 @@ SCATTERS = {
     "scatter-min": MIN,
     "scatter-max": MAX,
 }
-NUMPY = {SUM.name: np.add, PRODUCT.name: np.multiply, MIN.name: np.minimum, MAX.name: np.maximum}
+NUMPY: dict[str, Callable[..., Any]] = {
+    SUM.name: np.add,
+    PRODUCT.name: np.multiply,
+    MIN.name: minimum,
+    MAX.name: maximum,
+}
 
 
 def _define(name: str, c: Combine) -> None:

@@ -13,6 +13,7 @@ from ..layouts.shared import itemsize
 from ..layouts.spread import crosses_warps
 from ..program import Equation, Value
 from .elementwise import FLOATS, INTEGERS, numpy_dtype, widened
+from .order import largest, least
 from .registry import Op, op
 
 
@@ -20,7 +21,7 @@ from .registry import Op, op
 class Combine:
     """How two elements become one, as C expressions of {0} and {1}; None where a type has no such reduction.
 
-    floats: of float32, in which 16-bit types are computed too; double: of float64.
+    floats: of float32, in which 16-bit types are computed too, and of float64.
     """
 
     name: str
@@ -29,45 +30,22 @@ class Combine:
     integers: str | None = None
     bools: str | None = None
     approx: str | None = None
-    double: str | None = None
 
     def of(self, dtype: str, approx: bool = False) -> str | None:
         if dtype == "bool":
             return self.bools
-        if dtype == "float64":
-            return self.double or self.floats
         if dtype in FLOATS:
-            return self.approx if approx and self.approx else self.floats
+            return self.approx if approx and self.approx and dtype != "float64" else self.floats
         return self.integers
 
     def dtypes(self) -> tuple[str, ...]:
         return tuple(d for d in (*FLOATS, *INTEGERS, "bool") if self.of(d))
 
 
-def _nan_first(order: str) -> str:
-    return f"({{0}} != {{0}} || {{0}} {order} {{1}} ? {{0}} : {{1}})"
-
-
 SUM = Combine("reduce_sum", np.sum, "({0} + {1})", "({0} + {1})")
 PRODUCT = Combine("reduce_prod", np.prod, "({0} * {1})", "({0} * {1})")
-MAX = Combine(
-    "reduce_max",
-    np.max,
-    "max_nan({0}, {1})",
-    "({0} > {1} ? {0} : {1})",
-    "({0} || {1})",
-    "fmaxf({0}, {1})",
-    _nan_first(">"),
-)
-MIN = Combine(
-    "reduce_min",
-    np.min,
-    "min_nan({0}, {1})",
-    "({0} < {1} ? {0} : {1})",
-    "({0} && {1})",
-    "fminf({0}, {1})",
-    _nan_first("<"),
-)
+MAX = Combine("reduce_max", largest, "max_nan({0}, {1})", "({0} > {1} ? {0} : {1})", "({0} || {1})", "fmaxf({0}, {1})")
+MIN = Combine("reduce_min", least, "min_nan({0}, {1})", "({0} < {1} ? {0} : {1})", "({0} && {1})", "fminf({0}, {1})")
 AND = Combine("reduce_and", np.bitwise_and.reduce, None, "({0} & {1})", "({0} && {1})")
 OR = Combine("reduce_or", np.bitwise_or.reduce, None, "({0} | {1})", "({0} || {1})")
 XOR = Combine("reduce_xor", np.bitwise_xor.reduce, None, "({0} ^ {1})", "({0} != {1})")

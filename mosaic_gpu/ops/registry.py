@@ -161,11 +161,11 @@ def lookup(name: str, table: Table, line: Line | None) -> Op:
     found = OPS.get(name)
     if found is not None and found.supports(table):
         return found
+    from .ways_out import way_out
+
     generation, scope = table
     where = [f"{g.value}/{s.value}" for g, s in (found.emit_rules if found else {})]
     hint = (found.instead if found else "") or (
-        f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}"
-        if where
-        else "rewrite it with the operations that docs/ops.md lists"
+        f"it is in the table{'s' if len(where) > 1 else ''} {', '.join(where)}" if where else way_out(name)
     )
     raise UnsupportedPrimitive(f"{name!r} has no rule in the {generation.value} x {scope.value} table; {hint}", line)

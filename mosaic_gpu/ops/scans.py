@@ -10,7 +10,8 @@ import numpy as np
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import array_bytes, itemsize
 from ..program import Equation
-from .elementwise import FLOATS, INTEGERS, numpy_dtype, order_key, widened
+from .elementwise import FLOATS, INTEGERS, numpy_dtype, widened
+from .order import cumulative_maximum, cumulative_minimum, order_key
 from .reductions import MAX, MIN, PRODUCT, SUM, Combine
 from .registry import op
 
@@ -45,16 +46,20 @@ def _define(name: str, c: Combine, numpy: Callable[..., Any]) -> None:
         x, axis = widened(sim.read(e.operands[0])), e.param("axis")
         with np.errstate(all="ignore"):
             turned = np.flip(x, axis) if e.param("reverse") else x
-            result = numpy(turned, axis=axis, dtype=x.dtype)
+            result = numpy(turned, axis=axis)
             result = np.flip(result, axis) if e.param("reverse") else result
         sim.write(e.results[0], result.astype(numpy_dtype(e.results[0].dtype)))
 
 
-_define("cumsum", SUM, np.add.accumulate)
-_define("cumprod", PRODUCT, np.multiply.accumulate)
-_define("cummax", MAX, np.maximum.accumulate)
-_define("cummin", MIN, np.minimum.accumulate)
-_define("cumlogsumexp", LOG_SUM_EXP, np.logaddexp.accumulate)
+def _keeping_type(ufunc: Any) -> Callable[..., Any]:
+    return lambda x, axis: ufunc.accumulate(x, axis=axis, dtype=x.dtype)
+
+
+_define("cumsum", SUM, _keeping_type(np.add))
+_define("cumprod", PRODUCT, _keeping_type(np.multiply))
+_define("cummax", MAX, cumulative_maximum)
+_define("cummin", MIN, cumulative_minimum)
+_define("cumlogsumexp", LOG_SUM_EXP, _keeping_type(np.logaddexp))
 
 
 # ---- sort ---------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..errors import IllegalInstruction, UnsupportedCall
 from ..layouts.registers import Layout, LayoutName, checked_layout
 from ..layouts.tmem import TmemPart, default_layout, tmem_layout, tmem_part
 from ..program import Equation, Literal, Value, View
+from .order import largest, least
 from .registry import SM100, WARPGROUP, gives, op
 from .tcgen05_rules import features_of
 
@@ -39,7 +40,7 @@ class TmemAccess:
     reduce: str | None = None
 
 
-REDUCTIONS = {"max": np.maximum, "min": np.minimum, "absmax": np.maximum, "absmin": np.minimum}
+REDUCTIONS = {"max": largest, "min": least, "absmax": largest, "absmin": least}
 
 
 @gives(lambda src, *, layout=None: (src.shape, src.dtype))  # with reduce= there are two results
@@ -137,7 +138,7 @@ def _(sim: Any, step: Any) -> None:
 def reduced(x: np.ndarray, reduce: str) -> np.ndarray:
     """What a load with a reduction gives for each row; a NaN gives NaN."""
     with np.errstate(invalid="ignore"):
-        result: np.ndarray = REDUCTIONS[reduce].reduce(np.abs(x) if reduce.startswith("abs") else x, axis=1)
+        result: np.ndarray = REDUCTIONS[reduce](np.abs(x) if reduce.startswith("abs") else x, axis=1)
     return result
 
 

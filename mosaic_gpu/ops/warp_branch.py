@@ -27,6 +27,7 @@ ALLOWED = PURE | {
     "expand_dims",
     "broadcasted_iota",
     "iota",
+    "constant",
     "layout_cast",
     "slice",
     *TMEM,

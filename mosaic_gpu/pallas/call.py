@@ -292,7 +292,7 @@ def _trace(
             )
         closed = shard_map.traced_outside(lambda: jax.make_jaxpr(call_body, axis_env=[*env, *roles])(*refs))
         closed = closed.replace(jaxpr=with_program_ids(closed.jaxpr, axes)) if env else closed
-    except (AssertionError, AttributeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, IndexError, TypeError, ValueError) as error:
         from .lowering import memory_notes
 
         ours = translated(error, raised_at(error, function_line(p.body)))

@@ -30,7 +30,7 @@ from ..frontend import shard_map
 from ..frontend.foreign import translated
 from ..frontend.loops import bounded_slices
 from ..frontend.trace import function_line, raised_at
-from ..layouts.shared import BELOW_A_BYTE, way_out_below_a_byte
+from ..layouts.shared import BELOW_A_BYTE, ITEM_BITS, instead_of, way_out_below_a_byte
 from ..memory import GMEM_SPACE, MemorySpace, SmemTransform
 from .blocks import kept_shape, symbolic, why_in_place
 from .irregular import checked, grouped, is_irregular, no_index
@@ -246,11 +246,10 @@ def block_mapping(spec: Any, name: str, shape: tuple[int, ...], dtype: Any, rank
         no_symbols(f"{name} of shape {tuple(shape)}", shape)
         index = jax.make_jaxpr(lambda *_: [0] * len(shape))(*_index_types(rank, prefetch[0]))
         return BlockMapping(name, shape, np.dtype(dtype), (), index, True, left=left)
-    if np.dtype(dtype).name in BELOW_A_BYTE:
-        raise UnsupportedCall(
-            f"{WHERE}: {name}: blocks of {np.dtype(dtype).name} cannot be read: {way_out_below_a_byte(np.dtype(dtype).name)}",
-            getattr(spec, "line", None),
-        )
+    kind = np.dtype(dtype).name
+    if kind in BELOW_A_BYTE or kind not in ITEM_BITS:
+        why = way_out_below_a_byte(kind) if kind in BELOW_A_BYTE else instead_of(kind)
+        raise UnsupportedCall(f"{WHERE}: {name}: blocks of {kind} cannot be read: {why}", getattr(spec, "line", None))
     dims = spec.dims(WHERE, name, shape)
     if spec.collective_axes:
         raise UnsupportedCall(

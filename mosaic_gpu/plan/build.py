@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..collecting import kept
-from ..errors import Line, MosaicGpuError, ResourceExceeded, UnsupportedCall, UnsupportedPrimitive
+from ..errors import Line, MosaicGpuError, ResourceExceeded, UnsupportedCall
 from ..layouts.inference import infer
 from ..layouts.registers import RegisterLayout
-from ..layouts.shared import BELOW_A_BYTE, ITEM_BITS, way_out_below_a_byte
 from ..ops import registry
 from ..ops.debug import print_layouts
-from ..ops.elementwise import FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import Generation, Scope
 from ..ops.tcgen05_rules import features_of
-from ..program import Equation, Program, Value, View, refs_of, walk
+from ..program import Equation, Program, Value, refs_of, walk
 from . import in_flight, roles
 from .arrivals import check_arrivals
 from .contraction import Fma, fmas
@@ -36,21 +34,7 @@ from .resources import (
     scratch_of,
 )
 from .roles import Split
-
-# Operations that hand values of any type on, and products, whose own rule says where float8 is multiplied.
-ON_ANY_VALUE = {
-    "get",
-    "swap",
-    "load",
-    "for",
-    "while",
-    "cond",
-    "run_scoped",
-    "layout_cast",
-    "print_layout",
-    "dot_general",
-    "wgmma",
-}
+from .types import refuse_ref, refuse_types
 
 
 class PlanContext:
@@ -173,6 +157,9 @@ def build_plan(program: Program, arch: str) -> Plan:
     """Plan a program for `arch` ('sm_90a', 'sm_100a', 'sm_103a').  Every legality error is raised here."""
     check_launch(program)
     splits = roles.split(program.body, program.thread_name, program.num_threads)
+    for split in splits:
+        for e in walk(split.equations):
+            refuse_types(e)
     products = Products(program, arch, splits)
     with kept(None, program.line):
         try:
@@ -196,7 +183,7 @@ def check_launch(program: Program) -> None:
             program.line,
         )
     for v in (*program.inputs, *program.scratch):
-        refuse_part_of_a_byte(v, program.line)
+        refuse_ref(v, program.line)
     for v in program.inputs:
         if any(n >= 2**31 for n in v.shape):
             raise UnsupportedCall(f"{v}: extents are 32-bit numbers in a kernel, less than 2**31", program.line)
@@ -218,9 +205,6 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     budgets = [(n, s.indices, budget_of(e)) for n, (s, e) in zip(names, resolved, strict=True)]
     resources = allocate(program, [(s.indices, e) for s, e in resolved])
     ctx = PlanContext(program, arch, resources)
-    for _, equations in resolved:
-        for e in walk(tuple(equations)):
-            refuse_types(e)
     planned = []
     met = met_by_peers(program, (e for _, e in resolved)) if math.prod(program.cluster) > 1 else frozenset()
     ctx.reaches_peers = reaches_peers(e for _, e in resolved)
@@ -281,38 +265,6 @@ def _plan(program: Program, arch: str, splits: Sequence[Split], products: Produc
     )
     check_arrivals(plan)
     return plan
-
-
-def refuse_part_of_a_byte(ref: Value, line: Line | None) -> None:
-    """UnsupportedCall for a Ref whose elements have no address."""
-    if ref.dtype in BELOW_A_BYTE:
-        raise UnsupportedCall(f"{ref}: there are no Refs of {ref.dtype}, as {way_out_below_a_byte(ref.dtype)}", line)
-
-
-def refuse_types(e: Equation) -> None:
-    """UnsupportedPrimitive for values of types that a kernel has no registers for, and for reductions of no elements."""
-    for v in (v for r in e.regions for v in r.inputs if v.space is not None):
-        refuse_part_of_a_byte(v, e.line)
-    for v in e.results:
-        if v.space is None and v.dtype not in ITEM_BITS and not v.dtype.startswith("key<"):
-            known = ", ".join((*FLOATS, *INTEGERS, *INT4, "bool"))
-            raise UnsupportedPrimitive(
-                f"{e.op} makes {v.dtype} values: a kernel computes in {known}; convert outside, or pass the parts (real and "
-                "imaginary, or bytes) as arrays of their own",
-                e.line,
-            )
-    types = [o.dtype for o in (*e.results, *e.operands) if not isinstance(o, View)]
-    small = next((t for t in types if t in SMALL_FLOATS or t in INT4), None)
-    known_op = registry.OPS.get(e.op)
-    if small is not None and e.op not in ON_ANY_VALUE and known_op is not None and small not in known_op.dtypes:
-        what, wide = "moved, chosen from and converted, not computed with", "float32"
-        if small in INT4:
-            what, wide = "moved, chosen from, converted, compared, added, subtracted, multiplied and divided", "int8"
-        raise UnsupportedPrimitive(
-            f"{e.op} of {small}: these are {what}; convert to {wide} first (x.astype(jnp.{wide})) and back", e.line
-        )
-    if e.op.startswith(("reduce_", "arg")) and any(isinstance(o, Value) and 0 in o.shape for o in e.operands):
-        raise UnsupportedPrimitive(f"{e.op} of an array of no elements: there is nothing to reduce", e.line)
 
 
 def role_name(s: Split, program: Program) -> str:

@@ -24,12 +24,13 @@ from ..ops.grid_dependency import waits_for_earlier_kernels
 from ..ops.registry import OPS, Generation, Scope
 from ..program import Equation, Program, Value, View, refs_of, walk
 from . import in_flight, roles
-from .build import PlanContext, build_plan, check_launch, refuse_types, role_name
+from .build import PlanContext, build_plan, check_launch, role_name
 from .model import Plan, Step
 from .peers import check_peer
 from .products import Products
 from .registers import check_registers
 from .resources import Resources, allocate, budget_of, check_budgets, registers_for
+from .types import IN_MEMORY, has_unsized_products, has_unsized_refs, refuse_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,8 @@ def check_program(program: Program, arch: str, traced: Sequence[Failure] = ()) -
     tried(lambda: check_launch(program))
     splits = tried(lambda: roles.split(program.body, program.thread_name, program.num_threads)) or []
     bodies: list[tuple[tuple[int, ...], Sequence[Equation]]] = []
-    products = tried(lambda: Products(program, arch, splits))
+    known = not any(has_unsized_products(s.equations) for s in splits)
+    products = tried(lambda: Products(program, arch, splits)) if known else None
     for s in splits:
         equations: Sequence[Equation] = s.equations
         if products is not None:
@@ -92,7 +94,10 @@ def check_program(program: Program, arch: str, traced: Sequence[Failure] = ()) -
     else:
         tried(lambda: check_budgets(budgets, program.num_threads))
     limits: list[MosaicGpuError] = []
-    resources = tried(lambda: allocate(program if products is None else products.program, bodies, limits))
+    refs = [v for v in (*program.inputs, *program.scratch) if v.space is not None and v.space.kind in IN_MEMORY]
+    sized = all(v.dtype in ITEM_BITS for v in refs) and not any(has_unsized_refs(e) for _, e in bodies)
+    placed = program if products is None else products.program
+    resources = tried(lambda: allocate(placed, bodies, limits)) if sized else None
     for error in limits:
         out.add(error, program.line)
     if resources is None:

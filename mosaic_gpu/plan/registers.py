@@ -8,6 +8,7 @@ compile bounds it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,10 +16,12 @@ from ..collecting import kept
 from ..errors import Line, MosaicGpuError, RegisterBudgetError, ResourceExceeded
 from ..layouts.registers import RegisterLayout
 from ..layouts.shared import itemsize
+from ..layouts.spread import default_layout
 from ..program import Equation, Value, View, walk
 
 MOST_REGISTERS = 255  # of a thread; one of them is the stack pointer
 MOST_ELEMENTS = 1024  # of a thread: twice as many take NVRTC half a minute, four times as many minutes
+MOST_PADDINGS = 2000  # that are looked at for one that spreads better
 LOADS = ("get", "load", "swap", "get_indexed")
 WAY_OUT = "Loop over pieces (ref.at[:, plgpu.ds(i * 64, 64)]), or spread the rows over more warpgroups (num_threads)"
 
@@ -46,7 +49,7 @@ def check_registers(
                 if layout is not None and layout.registers > MOST_ELEMENTS:
                     raise ResourceExceeded(
                         f"{e.op} makes {_type(v, layouts)} of {layout.registers} elements in each of 128 threads; at most "
-                        f"{MOST_ELEMENTS}, since there is code for each. {_padding(v.shape, layout.registers)}{WAY_OUT}",
+                        f"{MOST_ELEMENTS}, since there is code for each. {_padding(v, layout.registers)}{WAY_OUT}",
                         e.line,
                     )
             what, values = _whole_at_once(e, layouts)
@@ -57,17 +60,28 @@ def check_registers(
                     what += f" ({', '.join(f'{_type(v, layouts)}: {n}' for v, n in parts)})"
                 else:
                     what += f" {_type(parts[0][0], layouts)}"
-                raise error(f"{what} takes {total} registers in each of 128 threads; {has}. {remedy}", e.line)
+                arrays = [v for v, _ in parts if v.id in layouts]
+                worst = max(arrays, key=lambda v: layouts[v.id].registers, default=None)
+                pad = _padding(worst, layouts[worst.id].registers) if worst is not None else ""
+                raise error(f"{what} takes {total} registers in each of 128 threads; {has}. {pad}{remedy}", e.line)
 
 
-def _padding(shape: tuple[int, ...], registers: int) -> str:
+def _padding(v: Value, registers: int) -> str:
     """What to say of extents that 128 threads cannot share, so that each holds far more than its part."""
-    multiple = 128 if len(shape) == 1 else 16
-    padded = tuple(-(-n // multiple) * multiple if n > 1 else 1 for n in shape)
-    parts = math.prod(padded) // 128
-    if padded == shape or parts >= registers:
+    options = [{n, *(-(-n // m) * m for m in (8, 16, 32, 64, 128))} if n > 1 else {n} for n in v.shape]
+    if math.prod(map(len, options)) > MOST_PADDINGS:
+        options = [{n, -(-n // 16) * 16} if n > 1 else {n} for n in v.shape]
+    best = min(
+        itertools.islice(itertools.product(*map(sorted, options)), MOST_PADDINGS),
+        key=lambda shape: (default_layout(shape, itemsize(v.dtype)).registers, math.prod(shape)),
+    )
+    parts = default_layout(best, itemsize(v.dtype)).registers
+    if 2 * parts > registers:
         return ""
-    return f"Threads share powers of two of each extent: pad to {list(padded)}, {parts} elements in each (jnp.pad). "
+    return (
+        f"Threads share powers of two of each extent, here so few that each holds {registers} of {math.prod(v.shape)} elements: "
+        f"pad to {list(best)} (jnp.pad), {parts} in each. "
+    )
 
 
 def _whole_at_once(e: Equation, layouts: Mapping[int, RegisterLayout]) -> tuple[str, Sequence[Value]]:

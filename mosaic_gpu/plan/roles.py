@@ -23,6 +23,7 @@ DEAD_IF_UNUSED = PURE | {
     "squeeze",
     "expand_dims",
     "iota",
+    "constant",
     "broadcasted_iota",
     "axis_index",
     "program_id",

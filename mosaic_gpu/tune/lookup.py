@@ -16,7 +16,7 @@ import importlib
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,7 +219,8 @@ def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwar
     """Which config a call would take on this machine's first GPU, and why; `str` of it is the report.
 
     kernel: 'attention', 'attention_backward', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays,
-    or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.  TypeError for one that it has not.
+    or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.  TypeError for one that it has not; what
+    the call refuses (for 'attention_backward' that of its gradients) is refused here, by the same error.
     """
     from ..runtime.device import default_arch, device_key
     from .space import generation_of
@@ -229,13 +230,48 @@ def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwar
         if arch is not None and not arch.startswith(("sm_90", "sm_10")):
             raise UnsupportedCall(f"{kernel} has no kernel for {arch}: a call runs XLA's, and takes no config")
         tunable = find_tunable(kernel, generation_of(arch) if arch else "sm90")
-        name = kernel.removesuffix("_backward")
-        function = getattr(importlib.import_module(f"mosaic_gpu.kernels.{name}"), name)
-        known = inspect.signature(function).parameters
-        if unknown := kwargs.keys() - known.keys():
-            raise TypeError(
-                f"explain_config({kernel!r}): {name} has no argument {', '.join(sorted(unknown))}; it has {', '.join(known)}"
-            )
+        _check_call(kernel, args, kwargs if config is None else {**kwargs, _config_argument(kernel): config})
     else:
         tunable = kernel
     return explain(tunable, tunable.workload_of(*args, **kwargs), device=device_key(), config=config)
+
+
+def _config_argument(kernel: str) -> str:
+    return "backward_config" if kernel.endswith("_backward") else "config"
+
+
+def _check_call(kernel: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises what the call of a kernel of ours raises: it is traced, and its gradients where those are asked about."""
+    name = kernel.removesuffix("_backward")
+    function = getattr(importlib.import_module(f"mosaic_gpu.kernels.{name}"), name)
+    known = inspect.signature(function).parameters
+    if unknown := kwargs.keys() - known.keys():
+        raise TypeError(
+            f"explain_config({kernel!r}): {name} has no argument {', '.join(sorted(unknown))}; it has {', '.join(known)}"
+        )
+    _trace(function, args, kwargs, kernel != name)
+    implementation = kwargs.get("implementation")
+    if implementation is None:
+        return
+    if "mosaic_gpu" not in ([implementation] if isinstance(implementation, str) else implementation):
+        raise UnsupportedCall(f"{kernel}: implementation={implementation!r} runs XLA's, and takes no config")
+    _trace(function, args, {**kwargs, "implementation": "mosaic_gpu"}, kernel != name)
+
+
+def _trace(function: Any, args: Sequence[Any], kwargs: dict[str, Any], gradients: bool) -> None:
+    import jax
+
+    arrays = {name: x for name, x in kwargs.items() if hasattr(x, "shape") and hasattr(x, "dtype")}
+    rest = {name: x for name, x in kwargs.items() if name not in arrays}
+
+    def call(*args: Any, **arrays: Any) -> Any:
+        return function(*args, **arrays, **rest)
+
+    def pulled_back(*args: Any, **arrays: Any) -> Any:
+        results, pull = jax.vjp(lambda *a: call(*a, **arrays), *args)
+        return pull(results)
+
+    if all(hasattr(x, "shape") and hasattr(x, "dtype") for x in args):
+        jax.eval_shape(pulled_back if gradients else call, *args, **arrays)
+    else:  # which the call says itself
+        call(*args, **arrays)

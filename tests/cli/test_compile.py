@@ -159,7 +159,7 @@ def test_errors_have_a_line_and_no_traceback(verb, tmp_path):
         "import jax, jax.numpy as jnp, mosaic_gpu as plgpu\n"
         "@plgpu.kernel(out_type=jax.ShapeDtypeStruct((128, 64), jnp.float32))\n"
         "def kernel(x, o):\n"
-        "    o[...] = jax.lax.digamma(x[...])\n"
+        "    o[...] = jax.lax.betainc(x[...], x[...], x[...])\n"
     )
     result = verb("compile", f"{wrong}:kernel", "--arg", "f32[128,64]", "--out", tmp_path / "out")
     assert result.exit_code == 2 and "UnsupportedPrimitive" in result.stderr

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 from mosaic_gpu.cli.simulate import SMALL, random_arrays
-from mosaic_gpu.cli.targets import KERNELS
+from mosaic_gpu.cli.targets import KERNELS, Request, find_call
+from mosaic_gpu.runtime import device
+from mosaic_gpu.runtime.schedules import Rehearsal
+from mosaic_gpu.simulator.params import SimulatorParams
 from tests.cli.handover import HANDOVER
+from tests.support import plain_attention
 
 SOURCE = (
     HANDOVER
@@ -25,7 +29,7 @@ def hopper_only(x, o):
 
 @plgpu.kernel(out_type=OUT)
 def unknown(x, o):
-    o[...] = jax.lax.digamma(x[...])
+    o[...] = jax.lax.betainc(x[...], x[...], x[...])
 
 @jax.jit
 def around(x, y):
@@ -206,3 +210,52 @@ def test_inputs():
     assert (a[3].min(), a[3].max()) == (0, 15) and a[4].max() > 240 and 0 < a[5].sum() < 1000
     assert (a[6].astype(np.int32).min(), a[6].astype(np.int32).max()) == (-8, 7)
     assert random_arrays([jax.ShapeDtypeStruct((), jnp.float32)], 0)[0].shape == ()
+
+
+@pytest.mark.parametrize(
+    "arch,options",
+    [
+        ("sm_90a", {"bottom_right": True}),
+        ("sm_90a", {"bias": "1hst"}),
+        ("sm_90a", {"mask": "b11t", "causal": True}),
+        ("sm_90a", {"bottom_right": True, "bias": "b1st", "mask": "1h1t"}),
+        ("sm_100a", {"bottom_right": True, "bias": "bhst", "mask": "bhst"}),
+    ],
+)
+def test_what_attention_is_simulated_with(arch, options):
+    """Its values are those of the options."""
+    with device.planning_for(device.multiprocessors(), arch):
+        function, types = find_call("attention", Request(arch, "b2s64t72h2d64", **options))
+        arrays = random_arrays(types, 3)
+        (found,) = Rehearsal(function, arrays, arch).outputs(SimulatorParams())
+    given = dict(zip([k for k in ("bias", "mask") if k in options], arrays[3:], strict=True))
+    assert all(x.dtype == (bool if k == "mask" else jnp.bfloat16) for k, x in given.items())
+    causal = "bottom_right" if options.get("bottom_right") else options.get("causal", False)
+    right = plain_attention(*arrays[:3], causal, **given).astype(np.float32)
+    np.testing.assert_allclose(found.astype(np.float32), right, atol=4e-2)
+
+
+def test_options_of_attention(verb):
+    common = ("--shape", "b1s64h1d64", "--schedules", 0, "--no-compile")
+    result = verb("simulate", "attention", *common, "--bottom-right", "--bias", "1hst", "--mask", "b11t")
+    assert result.exit_code == 0 and "clean" in result.stdout, result.output
+    result = verb("simulate", "attention_backward", *common, "--bottom-right")
+    assert result.exit_code == 0 and "clean" in result.stdout, result.output
+
+
+@pytest.mark.parametrize(
+    "kernel,options,words",
+    [
+        ("attention", ("--bias", "hst"), "write its four extents as bhst"),
+        ("attention", ("--mask", "bhs1"), "with a 1 for each but t"),
+        ("attention_backward", ("--bias", "bhst"), "no gradients with a bias or a mask; it does not go with --bias"),
+        ("matmul", ("--bottom-right", "--mask", "bhst"), "does not go with --bottom-right, --mask"),
+        ("FILE", (*TYPE, "--bottom-right", "--bias", "bhst"), "does not go with --bottom-right, --bias"),
+    ],
+)
+@pytest.mark.parametrize("name", ["simulate", "compile"])
+def test_options_that_mean_nothing(verb, user_file, tmp_path, name, kernel, options, words):
+    kernel = f"{user_file}:clean" if kernel == "FILE" else kernel
+    more = ("--out", tmp_path / "out") if name == "compile" else ("--no-compile",)
+    result = verb(name, kernel, *options, *more)
+    assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output

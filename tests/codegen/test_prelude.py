@@ -135,6 +135,7 @@ CALLS: dict[str, list[str]] = {
         "f[1] = log2_approx(f[0])",
         "f[2] = tanh_approx(f[3])",
         "f[3] = max_nan(f[0], f[2]) + min_nan(f[1], f[0])",
+        "f[3] = (float)max_nan((double)f[0], min_nan((double)f[1], (double)f[0]))",
         "i[1] = max_int(i[0], i[1]) + min_int(i[2], i[3])",
         "u[5] = max_u32(u[0], u[1]) + min_u32(u[2], u[3])",
     ],

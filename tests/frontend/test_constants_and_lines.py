@@ -16,38 +16,72 @@ from mosaic_gpu.codegen.build import body_of
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.program import Literal, walk
+from mosaic_gpu.simulator import simulate
 
 
 @pytest.mark.parametrize("where", ["top", "loop", "branch", "jit"])
 @pytest.mark.parametrize("make", [np.arange, jnp.arange], ids=["numpy", "jax"])
-def test_captured_arrays_are_refused(program, array, make, where):
-    """Wherever in the body they are used; the message says what may be captured."""
+def test_captured_arrays_are_tables(plan, array, make, where):
+    """Wherever in the body they are used."""
     captured = make(4, dtype=np.float32)
 
     def use():
-        return captured[2] if isinstance(captured, jax.Array) else jnp.sum(captured)
+        return jnp.sum(jnp.asarray(captured) * 2)
 
     def body(x, o):
-        value = {
+        o[0] = {
             "top": use,
             "loop": lambda: lax.fori_loop(0, 3, lambda i, c: c + use(), jnp.float32(0)),
-            "branch": lambda: lax.cond(x[0] > 0, use, lambda: jnp.float32(0)),
+            "branch": lambda: lax.cond(x[0] == 0, use, lambda: jnp.float32(0)),
             "jit": jax.jit(use),
         }[where]()
-        o[0] = value
 
-    with pytest.raises(UnsupportedCall, match=r"captures an array constant of shape \(4,\).*pass it as an input"):
+    (found,) = simulate(plan(body, array(8), out=array(1)), [np.zeros(8, np.float32)])
+    assert found[0] == 12 * (3 if where == "loop" else 1)
+
+
+def test_large_captured_arrays_are_refused(program, array, assert_at):
+    captured = np.arange(1025, dtype=np.float32)
+
+    def body(x, o):
+        y = x[0] + 1
+        o[0] = y + jnp.sum(captured)  # used
+
+    with pytest.raises(
+        UnsupportedCall, match=r"captures an array constant of shape \(1025,\).*pass it as an input"
+    ) as e:
         program(body, array(8), out=array(1))
+    assert_at(e.value, body, "used")
 
 
-def test_a_captured_jax_scalar_is_refused(program, array):
+def test_captured_arrays_that_are_traced_are_refused(array):
+    def call(x):
+        def body(y, o):
+            o[...] = y[...] + x
+
+        return plgpu.kernel(body, array(8))(x)
+
+    with pytest.raises(UnsupportedCall, match=r"captures float32\[8\], which is traced.*pass it as an input"):
+        jax.jit(call)(np.zeros(8, np.float32))
+
+
+def test_a_captured_jax_scalar_is_a_literal(program, array):
     captured = jnp.float32(2) + 0
 
     def body(x, o):
         o[0] = x[0] * captured
 
-    with pytest.raises(UnsupportedCall, match="Python and NumPy scalars may be captured"):
-        program(body, array(8), out=array(1))
+    (mul,) = [e for e in program(body, array(8), out=array(1)).body if e.op == "mul"]
+    assert mul.operands[1] == Literal(2.0, "float32")
+
+
+def test_captured_arrays_of_one_value_are_no_tables(program, array):
+    captured = np.full((8,), 2.5, np.float32)
+
+    def body(x, o):
+        o[...] = x[...] * captured
+
+    assert not [e for e in program(body, array(8), out=array(8)).body if e.op == "constant"]
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,15 @@ DI int own_lane() { return threadIdx.x % 32; }
 DI int uniform(int x) { return (int)exchange((u32)x, 0); }
 DI u32 here(u32 x) { return x; }
 template <class T> DI T __shfl_xor_sync(u32, T x, int mask) {
-  static_assert(sizeof(T) == 4, "the emitted reductions exchange 32 bits");
-  return bits<T>(exchange(bits<u32>(x), own_lane() ^ mask));
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles 32 or 64 bits");
+  if constexpr (sizeof(T) == 4) return bits<T>(exchange(bits<u32>(x), own_lane() ^ mask));
+  else {
+    u32 halves[2];
+    memcpy(halves, &x, 8);
+    for (u32& h : halves) h = exchange(h, own_lane() ^ mask);
+    memcpy(&x, halves, 8);
+    return x;
+  }
 }
 
 DI u16 to_bf16(float x) {
@@ -72,8 +79,13 @@ DI void mul_pair(float& x, float& y, float a0, float a1, float b0, float b1) { x
 DI void fma_pair(float& x, float& y, float a0, float a1, float b0, float b1, float c0, float c1) {
   x = __builtin_fmaf(a0, b0, c0), y = __builtin_fmaf(a1, b1, c1);
 }
-DI float max_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
-DI float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+// As PTX has it: +0 is larger than -0, in whichever order they come.
+template <class T> T max_nan(T a, T b) { return a != a ? a : b != b ? b : a > b || (a == b && !signbit(a)) ? a : b; }
+template <class T> T min_nan(T a, T b) { return a != a ? a : b != b ? b : a < b || (a == b && signbit(a)) ? a : b; }
+DI float fmaxf_of_ptx(float a, float b) { return a != a ? b : b != b ? a : max_nan(a, b); }
+DI float fminf_of_ptx(float a, float b) { return a != a ? b : b != b ? a : min_nan(a, b); }
+#define fmaxf fmaxf_of_ptx
+#define fminf fminf_of_ptx
 DI int max(int a, int b) { return a > b ? a : b; }
 DI int min(int a, int b) { return a < b ? a : b; }
 DI u32 max(u32 a, u32 b) { return a > b ? a : b; }

@@ -404,17 +404,6 @@ COMPUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["int1", "uint1", "int2", "uint2", "float6_e2m3fn", "float6_e3m2fn"])
-def test_types_without_registers(kind):
-    def body(x: Any, o: Any) -> None:
-        o[...] = lax.convert_element_type(x[...], dtype_of(kind)).astype(jnp.float32)
-
-    one = jax.ShapeDtypeStruct((128,), np.float32)
-    with pytest.raises(UnsupportedPrimitive, match=f"makes {kind} values: a kernel computes in float32") as e:
-        build_plan(plgpu.kernel(body, one).program(one), "sm_90a")
-    assert e.value.line is not None and e.value.line.file == __file__
-
-
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_is_not_computed(name):
     f, kind, words = COMPUTED[name]

@@ -31,6 +31,15 @@ def searched(**how: Any) -> Callable[[Any, Any], Any]:
     return lambda a, x: jnp.searchsorted(a, x, **how)
 
 
+def doubled_until(v: Any) -> Any:
+    """Another number of steps for each element."""
+    return lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + v, c[1] * 2), (jnp.float32(0), v))[1]
+
+
+def summed_until(v: Any) -> Any:
+    return lax.while_loop(lambda c: c[0] < v[0], lambda c: (c[0] + 1, c[1] + v), (jnp.int32(0), v))
+
+
 CASES: dict[str, Case] = {
     "searchsorted": (searched(), (SORTED, NUMBERS)),
     "searchsorted_right": (searched(side="right"), (np.round(SORTED), TIES)),
@@ -63,6 +72,13 @@ CASES: dict[str, Case] = {
     ),
     "sign_of_zeros": (lambda x: jnp.signbit(jnp.sign(x)), (SPECIAL,)),
     "top_k_all": (lambda x: lax.top_k(x, 12)[0], (MATRIX,)),
+    "while_under_vmap": (lambda x: jax.vmap(doubled_until)(jnp.abs(x) + 1), (NUMBERS,)),
+    "while_under_two_vmaps": (lambda x: jax.vmap(jax.vmap(doubled_until))(jnp.abs(x) + 1), (MATRIX,)),
+    "while_of_rows_under_vmap": (lambda x: jax.vmap(summed_until)(x)[1], (WHOLE.reshape(8, 5),)),
+    "fori_of_traced_counts_under_vmap": (
+        lambda n, x: jax.vmap(lambda n, v: lax.fori_loop(0, n, lambda i, c: c * 2, v))(n, x),
+        (WHOLE % 5, NUMBERS[:40]),
+    ),
     "platform_dependent": (
         lambda x: lax.platform_dependent(x, cpu=jnp.floor, cuda=jnp.ceil) + 0 * x,
         (MATRIX,),

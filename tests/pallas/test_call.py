@@ -311,10 +311,10 @@ def test_interpretation_holds_the_body_against_the_rules():
     """What the compiler has no rule for fails interpreted, too, with the class and the line of the compiler's error."""
 
     def unknown(x, o):
-        o[...] = jax.lax.digamma(x[...])  # digamma
+        o[...] = jax.lax.betainc(x[...], x[...], x[...])  # no rule
 
     for interpret in (True, plgpu.SimulatorParams(), False):
-        with pytest.raises(UnsupportedPrimitive, match="digamma"):
+        with pytest.raises(UnsupportedPrimitive, match="regularized_incomplete_beta"):
             plgpu.pallas_call(unknown, out(64, 128), interpret=interpret)(X[:64, :128])
 
     def beyond(x, o):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import jax.numpy as jnp
@@ -167,13 +168,18 @@ def test_roles_that_have_enough(plan, array, compiled, requests, columns):
 
 
 def test_extents_that_threads_cannot_share(plan, array, assert_at):
-    """What the way out says is what works."""
-    with pytest.raises(ResourceExceeded, match=r"of 8001 elements .* pad to \[128, 64\], 64 elements in each"):
-        plan(copy, array(127, 63), out=array(127, 63))
-    plan(copy, array(128, 64), out=array(128, 64))
-    with pytest.raises(ResourceExceeded, match=r"pad to \[8192\], 64 elements in each"):
-        plan(copy, array(8191), out=array(8191))
-    plan(copy, array(8192), out=array(8192))
+    """What the way out says is what works, in each direction that it could have said."""
+    shapes = ((17, 33), (127, 63), (33, 65), (3, 5, 7, 9), (561,), (8191,), (257, 3), (1, 561), (19, 19, 3), (511, 1))
+    for shape in shapes:
+        with pytest.raises(ResourceExceeded, match="Threads share powers of two") as e:
+            plan(copy, array(*shape), out=array(*shape))
+        assert_at(e.value, copy, "load")
+        found = re.search(r"pad to \[([\d, ]+)\] \(jnp.pad\), (\d+) in each", str(e.value))
+        assert found
+        padded = tuple(map(int, found[1].split(",")))
+        assert all(n <= m < 2 * n + 8 for n, m in zip(shape, padded, strict=True)), padded
+        layouts = plan(copy, array(*padded), out=array(*padded)).roles[0].layouts
+        assert max(x.registers for x in layouts.values()) == int(found[2]) <= 64, padded
     with pytest.raises(ResourceExceeded) as e:  # nothing to pad here
         plan(triangle, out=array(128, 4096))
     assert "pad to" not in str(e.value)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mosaic_gpu as plgpu
-from mosaic_gpu.errors import Deadlock, OutOfBounds, RegisterBudgetError
+from mosaic_gpu.errors import Deadlock, OutOfBounds, Race, RegisterBudgetError
 from mosaic_gpu.runtime import execute, jax_ffi
 
 X = np.arange(128, dtype=np.float32)
@@ -191,3 +191,19 @@ def test_it_says_once_that_it_runs(calls: str, times: int, tmp_path: Any) -> Non
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["mosaic_gpu: no GPU here, kernels run in the simulator"] * times
+
+
+def test_each_report_has_the_names_of_its_own_program() -> None:
+    """Two kernels that differ in nothing but what they call a buffer, one after the other."""
+
+    def body(x: Any, o: Any, s: Any, barrier: Any) -> None:
+        plgpu.copy_gmem_to_smem(x, s, barrier)
+        o[...] = s[...]
+        plgpu.barrier_wait(barrier)
+
+    scratch = [plgpu.SMEM((64, 64), jnp.float32), plgpu.Barrier()]
+    bodies = (lambda x, o, mine, b: body(x, o, mine, b)), (lambda x, o, yours, b: body(x, o, yours, b))
+    for name, f in (("mine", bodies[0]), ("yours", bodies[1]), ("mine", bodies[0])):
+        with pytest.raises(Race) as e:
+            plgpu.kernel(f, jax.ShapeDtypeStruct((64, 64), jnp.float32), scratch_types=scratch)(jnp.ones((64, 64)))
+        assert e.value.place.endswith(f"smem {name}"), e.value.place

@@ -24,6 +24,7 @@ B200 = "nvidia_b200"
 TUNABLE = find_tunable("attention", "sm100")
 Q = jnp.zeros((1, 512, 2, 128), jnp.bfloat16)
 BIAS = jax.ShapeDtypeStruct((1, 2, 512, 512), jnp.float32)
+MASK = jax.ShapeDtypeStruct((1, 2, 512, 512), jnp.bool_)
 TUNED = {"": AttentionConfig(kv_slots=3, tile_k=64), " bias": AttentionConfig(kv_slots=1, tile_k=96)}
 
 
@@ -56,7 +57,7 @@ def test_only_what_was_tuned_with_a_bias(b200):
     ] is True
     assert "bias=True" in str(before) and "bias" not in explained().key
     b200(TUNED[" bias"])
-    for more in (dict(bias=BIAS), dict(mask=BIAS), dict(bias=BIAS, mask=BIAS)):
+    for more in (dict(bias=BIAS), dict(mask=MASK), dict(bias=BIAS, mask=MASK)):
         found = explained(**more)
         assert (found.config, found.match, found.source) == (TUNED[" bias"], "exact", "user")
     assert explained().config == TUNED[""]

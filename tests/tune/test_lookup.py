@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import mosaic_gpu as plgpu
+from mosaic_gpu.errors import MosaicGpuError, UnsupportedCall
 from mosaic_gpu.kernels.sm90.attention import AttentionConfig, default_config
 from mosaic_gpu.runtime import device
 from mosaic_gpu.tune import lookup
@@ -202,3 +203,67 @@ def test_an_argument_that_the_function_has_not():
         with pytest.raises(TypeError, match="attention has no argument cause; it has q, k, v, causal"):
             plgpu.explain_config(kernel, q, q, q, cause=True)
         assert "block_" in str(plgpu.explain_config(kernel, q, q, q, causal=True, deterministic=True))
+
+
+def of(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def refusals():
+    from mosaic_gpu.kernels.sm90.attention_backward_config import AttentionBackwardConfig
+
+    q, odd, three = of(2, 64, 4, 64), of(2, 64, 4, 100), of(2, 64, 3, 64)
+    attention = [
+        ("head dim", (odd, odd, odd), {}),
+        ("head dims that differ", (q, odd, q), {}),
+        ("heads", (q, three, three), {}),
+        ("dtype", (of(2, 64, 4, 64, dtype=jnp.float32),) * 3, {}),
+        ("rank", (of(64, 64),) * 3, {}),
+        ("no v", (q, q), {}),
+        ("no arrays", (1, q, q), {}),
+        ("causal", (q, q, q), {"causal": "tl"}),
+        ("scale", (q, q, q), {"scale": -1.0}),
+        ("a flag", (q, q, q), {"return_lse": 1}),
+        ("bias", (q, q, q), {"bias": of(4, 64, 63)}),
+        ("mask", (q, q, q), {"mask": of(2, 4, 64, 64)}),
+        ("config", (q, q, q), {"config": AttentionBackwardConfig()}),
+        ("implementation", (q, q, q), {"implementation": "cuda"}),
+    ]
+    gradients = [("bias's gradients", (q, q, q), {"bias": of(2, 4, 64, 64)}), attention[7]]
+    matmul = [("k", (of(64, 60), of(60, 64)), {}), ("inner", (of(64, 64), of(128, 64)), {})]
+    for kernel, cases in (("attention", attention), ("attention_backward", gradients), ("matmul", matmul)):
+        yield from (pytest.param(kernel, args, more, id=f"{kernel}: {what}") for what, args, more in cases)
+
+
+@pytest.mark.parametrize("kernel,args,more", list(refusals()))
+def test_what_the_call_refuses(kernel, args, more):
+    """By the same error, for values as for names."""
+    from mosaic_gpu.kernels import attention, matmul
+
+    function = matmul.matmul if kernel == "matmul" else attention.attention
+
+    def call(*args, **arrays):
+        plain = {k: v for k, v in more.items() if k not in arrays}
+        return function(*args, **plain, **arrays)
+
+    def gradient(*args, **arrays):
+        return jax.vjp(lambda *a: call(*a, **arrays), *args)[1](args[0])
+
+    taken = gradient if kernel.endswith("_backward") else call
+    with pytest.raises((TypeError, ValueError, MosaicGpuError)) as right:
+        if args[0] == 1:
+            taken(*args)
+        jax.eval_shape(taken, *args, **{k: v for k, v in more.items() if k in ("bias", "mask")})
+    with pytest.raises(type(right.value)) as found:
+        plgpu.explain_config(kernel, *args, **more)
+    assert getattr(found.value, "message", str(found.value)) == getattr(right.value, "message", str(right.value))
+
+
+def test_a_call_of_xlas():
+    q = of(2, 64, 4, 100)
+    with pytest.raises(UnsupportedCall, match="runs XLA's, and takes no config"):
+        plgpu.explain_config("attention", q, q, q, implementation="xla")
+    with pytest.raises(UnsupportedCall, match="head dim"):
+        plgpu.explain_config("attention", q, q, q, implementation=("mosaic_gpu", "xla"))
+    q = of(2, 64, 4, 64)
+    assert "block_kv" in str(plgpu.explain_config("attention", q, q, q, implementation=("mosaic_gpu", "xla")))

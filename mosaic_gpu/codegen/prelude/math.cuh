@@ -129,7 +129,7 @@ DI float tanh_approx(float x) {
   return y;
 }
 
-// ---- larger and smaller: NaN where one of the two is
+// ---- larger and smaller: NaN where one of the two is; +0 is larger than -0
 
 DI float max_nan(float a, float b) {
   float y;
@@ -141,6 +141,18 @@ DI float min_nan(float a, float b) {
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
+}
+
+DI double max_nan(double a, double b) {
+  double y;
+  asm("max.f64 %0, %1, %2;" : "=d"(y) : "d"(a), "d"(b));
+  return a != a || b != b ? a + b : y;
+}
+
+DI double min_nan(double a, double b) {
+  double y;
+  asm("min.f64 %0, %1, %2;" : "=d"(y) : "d"(a), "d"(b));
+  return a != a || b != b ? a + b : y;
 }
 
 // ---- integers
