@@ -28,6 +28,7 @@ from mosaic_gpu.kernels.sm90.attention_backward_dq import query_gradients
 from mosaic_gpu.kernels.sm90.attention_backward_work import Build, Work, make_dq, memory
 from mosaic_gpu.kernels.sm90.schedule import key_tile_table
 from mosaic_gpu.kernels.tiles import chunk, columns_of, head_rows, tiles_of
+from mosaic_gpu.runtime.device import multiprocessors
 
 LANES = 128  # threads of a warpgroup: the width of arrays in the order of registers
 
@@ -60,7 +61,9 @@ def attention_backward(
     preprocess = _preprocess(b, s, h, d, dv, config, with_dq, len(rows) == 2)
     nlse, ndelta, *dq_sum = preprocess(out, d_out, *rows)
     build = Build(d, dv, dtype, config, causal, scale, with_dq)
-    table = key_tile_table(b, h_kv, t, h // h_kv * s * (4 * d + 2 * (d + dv)), build.keys, bool(causal))
+    behind = (s - t if causal == "bottom_right" else 0) if causal else None
+    bytes_of_head = h // h_kv * s * (4 * d + 2 * (d + dv))
+    table = key_tile_table(b, h_kv, t, s, bytes_of_head, build.keys, behind, multiprocessors())
     again = [table] if config.split else []
     if not with_dq:
         d_v, d_k = _main(b, h_kv, t, len(table), build)(table, q, k, v, d_out, nlse, ndelta, *again)

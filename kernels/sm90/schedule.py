@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,16 +96,50 @@ def _groups(pairs: int, heads_per_kv: int, bytes_of_head: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=256)
-def key_tile_table(batch: int, kv_heads: int, keys: int, bytes_of_head: int, rows: int, causal: bool) -> np.ndarray:
-    """int32 [block, 3]: (batch, KV head, tile of keys) of each block of the backward kernel.
+def key_tile_table(
+    batch: int,
+    kv_heads: int,
+    keys: int,
+    queries: int,
+    bytes_of_head: int,
+    rows: int,
+    behind: int | None,
+    blocks: int,
+) -> np.ndarray:
+    """int32 [block, 3]: (batch, KV head, tile of keys) of each block of the backward kernel, in the order of their start.
 
     Heads whose bytes (`bytes_of_head`: of the queries of all heads that share one KV head) fit in the L2 cache run side by
-    side, causal ones longest first among them: the first keys are seen by most queries.  rows: keys of a tile.
+    side, causal ones longest first among them: the first keys are seen by most queries.  Where the last such group would end
+    on its long tiles, the groups before it are taken in, until that costs nothing.
+
+    rows: keys of a tile; behind: the first query that sees key k is k + behind, None where all see all; blocks: that run at once.
     """
     tiles = -(-keys // rows)
     pairs = [(b, h) for b in range(batch) for h in range(kv_heads)]
-    group = max(_groups(len(pairs), 1, bytes_of_head)) if causal else 1
-    some = [pairs[i : i + group] for i in range(0, len(pairs), group)]
-    table = np.array([(b, h, n) for p in some for n in range(tiles) for b, h in p], np.int32).reshape(-1, 3)
+    if behind is None:
+        order = [(b, h, n) for b, h in pairs for n in range(tiles)]
+    else:
+        cost = [1 + max(queries - max(n * rows + behind, 0), 0) / rows for n in range(tiles)]
+        group = max(_groups(len(pairs), 1, bytes_of_head))
+        order = _ending_evenly(pairs, group, cost, blocks)
+    table = np.array(order, np.int32).reshape(-1, 3)
     table.setflags(write=False)
     return table
+
+
+def _ending_evenly(
+    pairs: list[tuple[int, int]], group: int, cost: Sequence[float], blocks: int
+) -> list[tuple[int, int, int]]:
+    """(*pair, tile) by groups of pairs, tile by tile in each; the last group is as large as it takes."""
+    ideal = max(len(pairs) * sum(cost) / blocks, max(cost))
+    last, best = group, (math.inf, list[tuple[int, int, int]]())
+    while True:
+        first = len(pairs) - last
+        some = [pairs[i : i + group] for i in range(0, first, group)] + [pairs[first:]]
+        order = [(b, h, n) for p in some for n in range(len(cost)) for b, h in p]
+        end, _ = _list_schedule([cost[n] for _, _, n in order], blocks)
+        if end < NOTICEABLE * best[0]:
+            best = end, order
+        if best[0] * NOTICEABLE <= ideal or last == len(pairs):
+            return best[1]
+        last = min(2 * last, len(pairs))

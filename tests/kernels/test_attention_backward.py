@@ -328,7 +328,7 @@ def plans(d, dv=None, *, causal=True, b=1, s=512, t=512, h=2, h_kv=1, dtype=jnp.
     preprocess, no_d_lse = (sm90._preprocess(b, s, h, d, dv, c, True, there) for there in (True, False))
     nlse, delta, sums = preprocess.options["out_type"]
     builds = [Build(d, dv, dtype, c, causal, 0.1, with_dq) for with_dq in (not c.split, False)]
-    table = key_tile_table(b, h_kv, t, 1, builds[0].keys, causal)
+    table = key_tile_table(b, h_kv, t, s, 1, builds[0].keys, 0 if causal else None, 132)
     main, no_dq = (functools.partial(sm90._main, b, h_kv, t, len(table), build) for build in builds)
     calls = [("preprocess", preprocess, (d_out, d_out, lse, lse)), ("no d_lse", no_d_lse, (d_out, d_out, lse))]
     rest, again = (table, q, k, v, d_out, nlse, delta), (table,) * c.split

@@ -235,7 +235,7 @@ def _backward(config: Any) -> Any:
         ds = p * (dp - delta[0, j][:, None])
         dq[j], dk, dv = ds @ f32(k[0, :, 0]), dk + ds.T @ f32(q[0, :, j]) * d**-0.5, dv + p.T @ f32(do[0, :, j])
     build = Build(d, d, np.dtype(BF16), config, False, d**-0.5, not config.split)
-    table = key_tile_table(1, 1, t, 1, build.keys, False)
+    table = key_tile_table(1, 1, t, 1, 1, build.keys, None, 132)
     arrays = [table, q, k, v, do, (-lse / np.log(2)).astype(np.float32), (-delta).astype(np.float32)]
     results = [dv[None, :, None], dk[None, :, None]]
     names = ["v", "d_out", "nlse", "ndelta", "same_table" if config.split else "start", "d_v", "d_k"]
