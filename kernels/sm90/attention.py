@@ -280,10 +280,10 @@ def _kernel(
                 p, top, sums = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], tuple(state))
                 total = None if c.sum_by_product else jnp.sum(sums, axis=1)
                 next_tile, done = table[turn + 1, block, 2], before + needed
+                start_values(acc, p, done - 1)
 
                 def go_on() -> Any:
                     """The last P V of this tile, under the wait for the next Q and its first scores."""
-                    start_values(acc, p, done - 1)
                     own_q = take_q()
                     next_needed = key_blocks(next_tile)
 
@@ -298,7 +298,6 @@ def _kernel(
                     return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
                 def end() -> Any:
-                    start_values(acc, p, done - 1)
                     end_values(done - 1)
                     return old_q, p, top, sums
 

@@ -127,12 +127,12 @@ def test_head_dims(check: Any, random: Any, d: int, dv: int, causal: bool, deter
 OPTIONS = [
     (64, {"block_q": 64}),
     (64, {"block_q": 128, "ds_stages": 1, "dq_stages": 1}),
-    (64, {"block_q": 128, "split": True, "dq_registers": 64}),
+    (64, {"block_q": 128, "split": True}),
     (64, {"num_stages": 3}),
     (96, {"dq_columns": 32, "dq_stages": 3}),
     (128, {"num_stages": 1}),
     (128, {"dq_columns": 32}),
-    (128, {"split": True, "dq_registers": 64}),
+    (128, {"split": True}),
 ]
 
 

@@ -95,7 +95,7 @@ EQUIVALENT: dict[str, str] = {
                 "when(barrier_arrive q_empty#2): eq 1 -> eq 2": _NOT_RUN,
                 "when(barrier_arrive q_empty#2): eq 1 -> eq 0": _NOT_RUN,
                 "delete barrier_arrive q_empty#2": _NOT_RUN,
-                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "when(wgmma_wait#3): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
                 "delete wgmma_wait#4": _K_COVERS_V,
@@ -114,7 +114,7 @@ EQUIVALENT: dict[str, str] = {
                 **{f"when(barrier_arrive q_empty#{i}): eq 1 -> eq {n}": _NOT_RUN for i in (0, 2) for n in (0, 2)},
                 **{f"delete barrier_arrive q_empty#{i}": _NOT_RUN for i in (0, 2)},
                 **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
-                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "when(wgmma_wait#3): ge 0 -> ge 1": _FIRST_TILE,
                 **{f"delete wgmma_wait#{i}": _BIAS_COVERS_K for i in (0, 5)},
                 **{f"wgmma_wait#{i}: n 0 -> 1": _BIAS_COVERS_K for i in (0, 5)},
                 "delete wgmma_wait#3": _LAST,
@@ -152,7 +152,7 @@ EQUIVALENT: dict[str, str] = {
             },
             "attention_registers": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
-                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "when(wgmma_wait#3): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#1": _V_COVERS_K,
                 "wgmma_wait#1: n 1 -> 2": _V_COVERS_K,
                 "delete wgmma_wait#3": _LAST,
@@ -166,7 +166,6 @@ EQUIVALENT: dict[str, str] = {
                 "turns: num_warpgroups 2 -> 1": _TURNS,
                 **{f"barrier_wait {x}_empty#{i}: slot of {x}_empty -1": _LATER for x in "kv" for i in (0, 1)},
                 "delete barrier_wait k_empty#0": _V_COVERS_K,
-                "wgmma acc v_tile#1: slot of v_tile +1": "the same keys, loaded for the tile before; nothing refills them",
                 **{
                     f"when(barrier_wait {x}_empty#{i}): ge 3 -> ge {n}": _COUNTS
                     for x in "kv"
@@ -175,7 +174,7 @@ EQUIVALENT: dict[str, str] = {
             },
             "attention_ones": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
-                "when(barrier_wait v_full#1): ge 0 -> ge 1": _FIRST_TILE,
+                "when(wgmma_wait#3): ge 0 -> ge 1": _FIRST_TILE,
                 "delete wgmma_wait#3": _LAST,
                 "wgmma_wait#3: n 0 -> 1": _LAST,
                 "delete wgmma_wait#4": _K_COVERS_V,
@@ -217,7 +216,7 @@ EQUIVALENT: dict[str, str] = {
 }
 
 _LEFT_OUT = "a step is left out, by all who take part in it"
-_LAST_V = "the last product of all: no V is refilled any more"
+_LAST_V = "the last product of a tile: here no V is refilled behind it"
 _OTHER_Q = "all tiles of Q are there, and stay until all warpgroups have released them"
 _OTHER_KEYS = "the other warpgroup's keys are there, too, and stay"
 _HELD = "the other slot is there and stays: the last block, whose dK is open, or the next one, for which it has waited"
