@@ -1,8 +1,8 @@
 """Every config of the Blackwell kernels' search spaces, compiled for both chips: clean, budgets kept, instructions as the closed
 forms say.
 
-`make test-space`: 5,844 compilations, one to two seconds each.  A config that fits a head dim is compiled once for it, with a mask or
-without one in turn.  What a config only tells the host (`persistent`) is in no source, which a test shows.
+`make test-space`: 5,844 compilations, one to two seconds each.  A config that fits a head dim is compiled once for it, with a
+mask or without one in turn.  What a config only tells the host (`persistent`) is in no source, which a test shows.
 """
 
 from __future__ import annotations
