@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import dispatch, examples, simulator
+from benchmarks import compilation, dispatch, examples, simulator
 from mosaic_gpu.bench import attention, attention_backward, matmul, ours, protocols
 from mosaic_gpu.bench.model import Unsupported
 from mosaic_gpu.kernels.attention import attention as attention_kernel
@@ -210,3 +210,27 @@ def test_a_row_is_judged_before_it_is_timed():
     wrong = examples.Row({"ours": lambda x: x + 2, "xla": lambda x: x + 1}, [x], 64, 0, 1e-3)
     with pytest.raises(ValueError, match="ours"):
         examples.measure(wrong)
+
+
+def test_compilation_without_a_gpu_says_so(capsys):
+    assert compilation.main([]) == 2 and "no GPU" in capsys.readouterr().out
+
+
+def test_compilation_takes_turns_and_its_medians_stand_beside_each_other(monkeypatch, tmp_path, capsys):
+    """With a clock of our own: who comes first alternates, no two samples share a batch size, the ratio is that of medians."""
+    asked = []
+
+    def seconds(function, arguments):
+        name = "jax" if function.__qualname__.startswith("jax_attention") else function.__name__
+        asked.append((name, arguments[0].shape[0]))
+        return {"jax": 2.0, "ours": 1.0}.get(name, 0.1) * (3.0 if asked.count(asked[-1]) > 1 else 1.0)
+
+    monkeypatch.setattr(compilation, "seconds", seconds)
+    monkeypatch.setattr(compilation.jax, "default_backend", lambda: "gpu")
+    assert compilation.main(["--repeats", "2", "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [(r["head_dim"], r["causal"]) for r in rows] == compilation.CASES
+    assert all(len(r[side]) == 2 for r in rows for side in compilation.SIDES)
+    first = [name for name, _ in asked if name != "<lambda>"][3:9]  # behind those of the warm-up
+    assert first == ["ours", "ours", "jax", "jax", "ours", "ours"]
+    assert "0.50 of JAX's" in capsys.readouterr().out
