@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import Line, UnsupportedCall
+from ..errors import Line, UnsupportedCall, UnsupportedPrimitive
+from ..ops.ways_out import way_out
 from ..program import Equation
 from . import special
 
@@ -166,6 +167,9 @@ def _convolution(p: dict[str, Any], line: Line | None) -> Function:
 
     def call(x: Any, w: Any) -> Any:
         result = jnp.result_type(p["preferred_element_type"] or x.dtype)
+        # Narrow floats are added up in float32; integers in the type that was asked for, which sums of x's own may not fit.
+        narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+        wide = jnp.float32 if narrow else result if jnp.issubdtype(x.dtype, jnp.integer) else x.dtype
         x, w = lax.transpose(x, lhs_spec), lax.transpose(w, rhs_spec)  # batch, features, space; features out, in, space
         window = w.shape[2:]
         if math.prod(window) > MOST_STEPS:
@@ -183,7 +187,7 @@ def _convolution(p: dict[str, Any], line: Line | None) -> Function:
             starts = [i * a for i, a in zip(place, apart, strict=True)]
             ends = [i + (n - 1) * s + 1 for i, n, s in zip(starts, counts, step, strict=True)]
             part = lax.slice(x, [0, 0, *starts], [*x.shape[:2], *ends], [1, 1, *step])
-            term = _channels(part, w[(slice(None), slice(None), *place)], groups, p["precision"])
+            term = _channels(part, w[(slice(None), slice(None), *place)], groups, p["precision"], wide)
             total = term if total is None else total + term
         assert total is not None
         return lax.transpose(total.astype(result), [out_spec.index(d) for d in range(len(out_spec))])
@@ -191,9 +195,8 @@ def _convolution(p: dict[str, Any], line: Line | None) -> Function:
     return call
 
 
-def _channels(x: Any, w: Any, groups: int, precision: Any) -> Any:
-    """(batch, features, *space) by (features out, features in of a group) -> (batch, features out, *space); wide sums."""
-    wide = jnp.float32 if x.dtype in (jnp.float16, jnp.bfloat16) else x.dtype
+def _channels(x: Any, w: Any, groups: int, precision: Any, wide: Any) -> Any:
+    """(batch, features, *space) by (features out, features in of a group) -> (batch, features out, *space); sums in `wide`."""
     batch, features, *space = x.shape
     out, each = w.shape
     if each == 1:  # one product an element
@@ -220,6 +223,16 @@ def _approx_top_k(p: dict[str, Any], line: Line | None) -> Function:
     return call
 
 
+# ---- collectives over an axis of jax.vmap, which by then is an axis of the array ----------------------------------------------
+def _along(reduce: Callable[..., Any], name: str) -> Callable[[dict[str, Any], Line | None], Function]:
+    def rule(p: dict[str, Any], line: Line | None) -> Function:
+        if not all(isinstance(axis, int) for axis in p["axes"]) or p.get("axis_index_groups"):
+            raise UnsupportedPrimitive(f"{name!r} over {p['axes']}: {way_out(name)}", line)
+        return lambda *arrays: [reduce(x, axis=tuple(p["axes"])).astype(x.dtype) for x in arrays]
+
+    return rule
+
+
 COMPOSED: dict[str, Callable[[dict[str, Any], Line | None], Function]] = {
     "reduce": _reduce,
     "reduce_window": _window_of_any,
@@ -228,5 +241,9 @@ COMPOSED: dict[str, Callable[[dict[str, Any], Line | None], Function]] = {
     "reduce_window_sum": _window(jnp.add, lambda dtype: 0),
     "conv_general_dilated": _convolution,
     "approx_top_k": _approx_top_k,
+    "psum": _along(jnp.sum, "psum"),
+    "psum_invariant": _along(jnp.sum, "psum"),
+    "pmax": _along(jnp.max, "pmax"),
+    "pmin": _along(jnp.min, "pmin"),
     **{name: (lambda p, line, f=f: f) for name, f in special.FUNCTIONS.items()},  # type: ignore[misc]
 }

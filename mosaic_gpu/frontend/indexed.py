@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..errors import Line, UnsupportedCall
+from ..ops.elementwise import FLOATS
 from ..program import Equation, Operand, View
 from .primitives import slice_class
 
@@ -60,6 +61,13 @@ def _indexed(
             dims.append((-1, position[k]))
             continue
         index = tr.read(last.indices[k])
+        if index.dtype == "bool" or index.dtype in FLOATS:
+            raise UnsupportedCall(
+                f"an array of {index.dtype} as an index of {view.ref}: an index is a whole number. What a mask chooses has no "
+                "shape that is known here: load all and take jnp.where(mask, ref[...], other); "
+                "plgpu.store(ref, x, mask=mask) writes where the mask holds",
+                line,
+            )
         wide = tr.fresh(shape, index.dtype)
         along = tuple(range(first + len(common) - len(index.shape), first + len(common)))
         params = (("broadcast_dimensions", along), ("shape", shape))

@@ -62,9 +62,10 @@ def refuse_keys(what: str, operands: Sequence[Any], line: Line | None) -> None:
     """UnsupportedCall where a key is carried or taken apart: it is no array here."""
     if any(isinstance(o, (Key, Keys)) for o in operands):
         raise UnsupportedCall(
-            f"{what} of a PRNG key: a kernel only folds, splits and draws from keys, and takes those of a split by number. Carry "
-            "a counter, and fold it into a key that stays outside: jax.random.fold_in(key, i). (Draws from gamma, beta, Poisson "
-            "and binomial distributions carry keys: make them outside of the kernel.)",
+            f"{what} of a PRNG key: a kernel only folds, splits and draws from keys, made by jax.random.key (PRNGKey makes an "
+            "array of words), and takes those of a split by number. Carry a counter, and fold it into a key that stays outside: "
+            "jax.random.fold_in(key, i). (Draws from gamma, beta, Poisson and binomial distributions carry keys: make them "
+            "outside of the kernel.)",
             line,
         )
 

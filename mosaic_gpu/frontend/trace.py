@@ -31,6 +31,7 @@ from .structured import STRUCTURED
 
 JAX_FOLDER = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+NUMPY_FOLDER = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 KERNELS_FOLDER = os.path.join(OUR_FOLDER, "kernels") + os.sep
 CALLS = {
     "jit": "jaxpr",
@@ -61,7 +62,7 @@ SAME_AS = {"add_any": "add"}  # what autodiff writes, and the operation that it 
 
 
 def user_line(equation: Any, outer: Line | None) -> Line | None:
-    """The innermost line of the traceback that is the user's: not JAX's and not ours (our kernels count as a user's)."""
+    """The innermost line of the traceback that is the user's: not JAX's, NumPy's or ours (our kernels count as a user's)."""
     found = equation.source_info.traceback
     for f in found.frames if found else ():
         if is_users(f.file_name):
@@ -77,10 +78,10 @@ def is_jaxs(jaxpr: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Whether a file is the user's: not JAX's and not ours."""
+    """Whether a file is the user's: not JAX's, NumPy's or ours."""
     name = os.path.abspath(file)
     ours = name.startswith(OUR_FOLDER) and not name.startswith(KERNELS_FOLDER)
-    return not (name.startswith(JAX_FOLDER) or ours or file.startswith("<"))
+    return not (name.startswith((JAX_FOLDER, NUMPY_FOLDER)) or ours or file.startswith("<"))
 
 
 def raised_at(error: BaseException, outer: Line | None) -> Line | None:

@@ -20,6 +20,7 @@ RNG = np.random.default_rng(5)
 X = RNG.standard_normal((8, 16)).astype(np.float32)
 IMAGE = RNG.standard_normal((2, 4, 7, 9)).astype(np.float32)
 FILTERS = RNG.standard_normal((6, 4, 3, 2)).astype(np.float32)
+LARGE = RNG.integers(-120, 120, (8, 16))  # whose products no 8 bits hold
 WHOLE = RNG.integers(-9, 9, (8, 16)).astype(np.int32)
 Case = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
 
@@ -78,6 +79,32 @@ CASES: dict[str, Case] = {
     "channels_last": (
         convolved((1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
         (IMAGE.transpose(0, 2, 3, 1), FILTERS.transpose(2, 3, 1, 0)),
+    ),
+    **{
+        f"{a}_into_{b}": (
+            convolved((1,), "SAME", preferred_element_type=jnp.dtype(b)),
+            (LARGE[None, :4].astype(a), LARGE[:8, :12].reshape(8, 4, 3).astype(a)),
+        )
+        for a, b in (
+            ("int8", "int32"),
+            ("uint8", "int32"),
+            ("int16", "int32"),
+            ("int8", "int8"),
+            ("bfloat16", "float32"),
+        )
+    },
+    "one_channel_of_int8": (
+        convolved((1,), "SAME", preferred_element_type=jnp.dtype("int32")),
+        (LARGE[None, :1].astype(np.int8), LARGE[:1, :3].reshape(1, 1, 3).astype(np.int8)),
+    ),
+    "sum_over_a_mapped_axis": (lambda x: jax.vmap(lambda a: a / lax.psum(a, "i"), axis_name="i")(x), (abs(X) + 1,)),
+    "largest_over_a_mapped_axis": (
+        lambda x: jax.vmap(lambda a: a - lax.pmax(a, "i") + lax.pmin(a, "i"), axis_name="i")(x),
+        (X,),
+    ),
+    "small_integers_over_a_mapped_axis": (
+        lambda x: jax.vmap(lambda a: a + lax.psum(a, "i"), axis_name="i")(x),
+        (LARGE.astype(np.int8),),
     ),
     "reduce": (lambda x: lax.reduce(x, 0.0, lambda a, b: a + b - a * b, (1,)), (X / 4,)),
     "reduce_odd": (lambda x: lax.reduce(x[:7, :13], 1.0, lambda a, b: a * b, (0, 1))[None], (X,)),
@@ -143,3 +170,40 @@ def test_refused(name: str) -> None:
     with pytest.raises(UnsupportedCall, match=words) as e:
         plgpu.kernel(body, x).program(x)
     assert e.value.line is not None and e.value.line.file == __file__
+
+
+def test_collectives_over_devices_are_refused_with_what_to_do():
+    def body(x: Any, o: Any) -> None:
+        o[...] = lax.psum(x[...], "device")
+
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    with pytest.raises(Exception, match="call the collective around it, under jax.shard_map|unbound axis name"):
+        plgpu.kernel(body, x).program(x)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [lambda x: x[:, 0] > 0, lambda x: np.array([True, False] * 4), lambda x: x[:, 0]],
+    ids=["mask", "NumPy", "floats"],
+)
+def test_masks_are_no_indices_of_refs(index: Callable[[Any], Any]) -> None:
+    """They were taken as 0 and 1."""
+
+    def body(x: Any, o: Any) -> None:
+        o[...] = x[index(x[...])]
+
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    with pytest.raises((UnsupportedCall, IndexError, TypeError), match="a whole number|integer") as e:
+        plgpu.kernel(body, x).program(x)
+    assert getattr(e.value, "line", None) is None or e.value.line.file == __file__
+
+
+def test_numpys_own_errors_have_the_users_line():
+    """JAX asks NumPy about a type of 4 bits, which it does not know."""
+
+    def body(x: Any, o: Any) -> None:
+        o[...] = jnp.sum(lax.bitcast_convert_type(x[...], jnp.int4), 2).astype(jnp.int32)
+
+    with pytest.raises(ValueError, match="integer data type") as e:
+        plgpu.kernel(body, jax.ShapeDtypeStruct((8, 32), jnp.int32)).program(jax.ShapeDtypeStruct((8, 32), jnp.int8))
+    assert e.value.line.file == __file__
