@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import CacheInvalid, UnsupportedCall
+from ..errors import CacheInvalid
 from .common import FAILED, AsJson, Refusal, output, print_json, table
 from .tune import name_of, short
 
@@ -51,16 +51,29 @@ def loaded(text: str) -> tuple[Path, dict[str, Any]]:
 
 
 def written(data: dict[str, Any], out: Path) -> None:
-    """Write a file, through the same door as the tuner."""
+    """Write a file, through the same door as the tuner; a refusal where something else is in its place."""
     from ..tune import cache
+    from ..tune.manage import read_any
 
+    if not out.parent.is_dir():
+        raise Refusal(f"--out {out}: there is no folder {out.parent}")
+    if out.exists():
+        try:
+            read_any(out)
+        except CacheInvalid as error:
+            raise Refusal(
+                f"--out {out} is there and no tuning cache that is understood, so it stays: {error.message}"
+            ) from error
     cache.write(out, data)
 
 
 def key_text(entry: dict[str, Any], tunable: Any = None) -> str:
     """The workload of an entry in a line: as the kernel writes its shapes, where that is known."""
     if tunable is not None:
-        return name_of(tunable.workload(entry["workload"]))
+        try:
+            return name_of(tunable.workload(entry["workload"]))
+        except (KeyError, TypeError, ValueError):
+            pass  # a workload of another kernel: `validate` says so
     return " ".join(f"{k}={v}" for k, v in entry["workload"].items())
 
 
@@ -313,18 +326,13 @@ def problems_of(path: Path) -> list[str]:
         return [error.message]
     found = [line for line in schema.problems(data)]
     tunable = manage.tunable_of(data)
-    for entry in manage.good_entries(data) if tunable is not None else []:
-        try:
-            workload = tunable.workload(entry["workload"])  # type: ignore[union-attr]
-            if tunable.key(workload) != entry["key"]:  # type: ignore[union-attr]
-                found.append(f"{key_text(entry)}: its key is not that of its workload")
-            if entry["best"]:
-                tunable.fits(workload, tunable.from_json(entry["best"]["config"]))  # type: ignore[union-attr]
-        except (TypeError, ValueError, UnsupportedCall) as error:
-            found.append(f"{key_text(entry)}: {error}")
-        known = data["header"]["provenances"]
-        if (entry["best"] or {}).get("provenance", None) not in (None, *known):
-            found.append(f"{key_text(entry)}: the header has no provenance {entry['best']['provenance']}")
+    seen = []
+    for entry in manage.good_entries(data):
+        if wrong := manage.what_is_wrong(data, entry, tunable):
+            found.append(f"{key_text(entry)}: {wrong}")
+        if entry["workload"] in seen:
+            found.append(f"{key_text(entry)}: there twice, and which counts is chance")
+        seen.append(entry["workload"])
     return found
 
 

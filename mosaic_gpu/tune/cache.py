@@ -71,6 +71,15 @@ class Loaded:
         return found if isinstance(found, dict) else {}
 
 
+def parsed(text: str) -> Any:
+    """JSON, without the NaN and the infinities that Python adds to it: what compares with nothing is no time.  ValueError."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is no number of JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def read(path: Path) -> Cache:
     """A file's content if its header is right for its place; CacheInvalid says what is wrong and the way out.
 
@@ -78,7 +87,7 @@ def read(path: Path) -> Cache:
     """
     device, kernel = path.parent.name, path.stem
     try:
-        data: Any = json.loads(path.read_text())
+        data: Any = parsed(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise CacheInvalid(f"the tuning cache {path} cannot be read: {error}") from error
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheInvalid
+from ..errors import CacheInvalid, UnsupportedCall
 from . import cache, schema
 from .cache import Cache
 from .chip import Chip, chip_of
@@ -30,7 +29,7 @@ def tunable_of(data: Mapping[str, Any]) -> Tunable | None:
 def read_any(path: Path) -> Cache:
     """A cache file wherever it lies, one of schema 1 brought to today's.  CacheInvalid for what is none."""
     try:
-        data: Any = json.loads(path.read_text())
+        data: Any = cache.parsed(path.read_text())
     except (OSError, ValueError) as error:
         raise CacheInvalid(f"{path} cannot be read as a tuning cache: {error}") from error
     if isinstance(data, dict) and data.get("schema") == 1:
@@ -47,6 +46,21 @@ def read_any(path: Path) -> Cache:
 def good_entries(data: Cache) -> list[Cache]:
     """Those that keep the schema."""
     return [e for e in data["entries"] if not schema.problems(e, "entry")]
+
+
+def what_is_wrong(data: Cache, entry: Cache, tunable: Tunable | None) -> str | None:
+    """With an entry that keeps the schema: a key or config that today's kernel does not have, a provenance that is not there."""
+    try:
+        if tunable is not None:
+            workload = tunable.workload(entry["workload"])
+            if tunable.key(workload) != entry["key"]:
+                return "its key is not that of its workload"
+            if entry["best"]:
+                tunable.fits(workload, tunable.from_json(entry["best"]["config"]))
+    except (KeyError, TypeError, ValueError, UnsupportedCall) as error:
+        return str(error)
+    used = (entry["best"] or {}).get("provenance")
+    return None if used in (None, *data["header"]["provenances"]) else f"the header has no provenance {used}"
 
 
 def merge(files: Sequence[tuple[str, Cache]]) -> Cache:
@@ -110,13 +124,14 @@ def _flops(entry: Mapping[str, Any], tunable: Tunable | None) -> float | None:
 def prune(data: Cache, *, stale: str | None = None, fastest: int | None = None) -> tuple[Cache, dict[str, int]]:
     """The file with less in it, and what was dropped.
 
-    Always: entries that do not keep the schema, provenances that nothing refers to.  stale: trials, and entries without
+    Always: entries that `validate` refuses, provenances that nothing refers to.  stale: trials, and entries without
     others, that were timed with another source of the kernel than this hash.  fastest: of right trials, all but so many.
     """
     dropped: Counter[str] = Counter()
     entries = []
+    tunable = tunable_of(data)
     for entry in data["entries"]:
-        if schema.problems(entry, "entry"):
+        if schema.problems(entry, "entry") or what_is_wrong(data, entry, tunable):
             dropped["broken entries"] += 1
             continue
         trials = entry["trials"]
@@ -129,7 +144,7 @@ def prune(data: Cache, *, stale: str | None = None, fastest: int | None = None) 
                 continue
             best = entry["best"] if (entry["best"] or {}).get("provenance") in fresh else None
             entry = {**entry, "trials": kept, "best": best}
-            entry = entry if best else cache.with_best(entry, _flops(entry, tunable_of(data)))
+            entry = entry if best else cache.with_best(entry, _flops(entry, tunable))
             trials = kept
         if fastest is not None:
             right = sorted(

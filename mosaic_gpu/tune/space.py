@@ -26,7 +26,13 @@ def points(space: Space) -> Iterator[dict[str, Any]]:
             yield dict(fields)
             return
         (name, values), later = rest[0], rest[1:]
-        for value in values(fields) if callable(values) else values:
+        try:
+            possible = values(fields) if callable(values) else values
+        except KeyError as error:
+            raise ValueError(
+                f"space: the values of {name!r} depend on {error}, which is no field before it: name that one first"
+            ) from error
+        for value in possible:
             yield from walk(later, {**fields, name: value})
 
     for grid in [space] if isinstance(space, Mapping) else space:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 from ..errors import UnsupportedCall
 from .chip import Chip
 from .schema import canonical
-from .space import Space, enumerate_space
+from .space import Space, enumerate_space, points
 from .workload import dtype_name, parse_fields
 
 Key = dict[str, Any]
@@ -265,7 +265,35 @@ def _from_file(path: str, name: str) -> Tunable:
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Tunable)]
         has = [n for n in classes if n != Tunable.__name__]
         raise ValueError(f"{path} has no Tunable {name!r}; it has {', '.join(has) or 'none'}")
+    if wrong := _what_is_missing(found):
+        raise ValueError(f"{path}:{name}: {wrong}")
     return found.found_at(f"{path}:{name}")
+
+
+def _what_is_missing(t: Tunable) -> str | None:
+    """In a user's Tunable, before anything is asked of it."""
+    needed = {"name": "of the cache file", "config": "the class of its configs", "space": "{field: values}"}
+    for attribute, what in needed.items():
+        if not hasattr(t, attribute):
+            return f"{type(t).__name__} lacks `{attribute}` ({what})"
+    if not t.letters:
+        return f'{type(t).__name__} lacks `letters`, what a shape is written with, such as {{"m": "rows"}}'
+    made: Any = t.config
+    if not (isinstance(made, type) and dataclasses.is_dataclass(made)):
+        return f"config={made!r} is no dataclass"
+    fields = [f.name for f in dataclasses.fields(made)]
+    grids: Any = [t.space] if isinstance(t.space, Mapping) else t.space
+    for grid in grids:
+        for field, values in grid.items():
+            if field not in fields:
+                return f"space: {made.__name__} has no field {field!r}; it has {', '.join(fields)}"
+            if not callable(values) and not isinstance(values, Sequence):
+                return f"space[{field!r}] is {values!r}: a sequence of values, or a function of the fields before it"
+    try:
+        next(points(t.space), None)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def find_object(reference: str) -> Any:

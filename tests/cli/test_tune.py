@@ -361,3 +361,72 @@ def test_sets_of_shapes_are_shapes():
 @pytest.mark.parametrize(("text", "seconds"), [("120s", 120), ("2m", 120), ("1.5h", 5400), ("7", 7)])
 def test_budgets(text, seconds):
     assert seconds_of(text) == seconds
+
+
+def test_another_file_in_the_place_of_an_output_stays(verb, two, tmp_path):
+    """Also one of a newer version, or only a part of one; and no folder is made."""
+    a, _ = two
+    for text in ("my notes", "", "[]", '{"schema": 9, "newer": 1}', a.read_text()[:200]):
+        out = tmp_path / "there.json"
+        out.write_text(text)
+        for arguments in (["merge", a, "--out", out], ["export", a, "--out", out]):
+            refused = verb("tune", *arguments)
+            assert refused.exit_code == 2 and "so it stays" in refused.stderr and out.read_text() == text
+    nowhere = tmp_path / "none" / "out.json"
+    refused = verb("tune", "export", a, "--out", nowhere)
+    assert refused.exit_code == 2 and "there is no folder" in refused.stderr and not nowhere.parent.exists()
+
+
+def test_what_validate_refuses_prune_drops_and_show_survives(verb, two, tmp_path):
+    """A config that is none today, a key of something else, a provenance that is not there, no time, an entry twice."""
+    a, _ = two
+    tunable = find_tunable("attention")
+    w = tunable.parse("b1s64h1d64")
+    data = json.loads(a.read_text())
+    data["header"]["kernel"] = {"name": "attention", "generation": "sm90", "space": None}
+    best = {**data["entries"][0]["best"], "config": tunable.config().to_json()}
+    good = {"key": tunable.key(w), "workload": w.to_json(), "best": best, "trials": []}
+    broken = {
+        "a multiple of 16": {**good, "best": {**best, "config": {**best["config"], "block_kv": 100}}},
+        "its key is not that of its workload": {**good, "key": {**good["key"], "head_dim": 128}},
+        "the header has no provenance": {**good, "best": {**best, "provenance": "0123456789"}},
+    }
+    place = tmp_path / "nvidia_h200" / "attention.json"
+    place.parent.mkdir()
+    for words, entry in broken.items():
+        data["entries"] = [entry]
+        place.write_text(json.dumps(data))
+        found = verb("tune", "validate", place)
+        assert found.exit_code == 1 and words in found.stdout
+        assert data_of(verb("tune", "prune", place, "--json"))["dropped"]["broken entries"] == 1
+    data["entries"] = [good, good]
+    place.write_text(json.dumps(data))
+    assert "there twice" in verb("tune", "validate", place).stdout
+    data["entries"] = [{**good, "best": {**best, "seconds": float("nan")}}]
+    place.write_text(json.dumps(data))
+    assert "NaN is no number of JSON" in verb("tune", "validate", place).stdout
+    data["entries"] = [{**good, "workload": {"m": 64}}]
+    place.write_text(json.dumps(data))
+    shown = verb("tune", "show", place)
+    assert shown.exit_code == 0 and "m=64" in shown.stdout
+
+
+MISTAKES = {
+    'space = {"nope": (1,)}': "FakeConfig has no field 'nope'; it has a, b",
+    'space = {"a": 4}': "space['a'] is 4: a sequence of values",
+    'space = {"a": lambda c: (c["b"],), "b": (1,)}': "the values of 'a' depend on 'b', which is no field before it",
+    "letters = {}": "lacks `letters`",
+    "config = 3": "config=3 is no dataclass",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_in_ones_own_tunable_are_said_to_be_ones_own(verb, tmp_path, line):
+    path = tmp_path / "mine.py"
+    fakes = FAKE.rpartition(":")[0]
+    path.write_text(
+        "from mosaic_gpu.tune.tunable import _module_of\n"
+        f"Fake = _module_of({fakes!r}).Fake\n\n\nclass Mine(Fake):\n    {line}\n"
+    )
+    found = verb("tune", "compile", f"{path}:Mine", "--shape", "m64n64", "--out", tmp_path / "out")
+    assert found.exit_code == 2 and MISTAKES[line] in " ".join(found.stderr.split())

@@ -14,7 +14,6 @@ import mosaic_gpu as plgpu
 from mosaic_gpu.codegen.build import body_of
 from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.codegen.nvrtc import compile_cuda
-from mosaic_gpu.codegen.scalars import scalars
 from mosaic_gpu.errors import UnsupportedCall
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import SimulatorParams
@@ -143,10 +142,6 @@ def test_a_sort_beside_launch_control_compiles() -> None:
         compiler_params=plgpu.CompilerParams(arch="sm_100a"),
     )
     compile_cuda(emit(build_plan(kernel.program(x), "sm_100a")), arch="sm_100a", name="/seams.cu")
-
-
-def test_text_in_quotes_stays() -> None:
-    assert scalars('float v3[1]; printf("v3[0] \\" is %f", v3[0]);') == 'float v3_0; printf("v3[0] \\" is %f", v3_0);'
 
 
 @pytest.mark.parametrize("power", [False, True])
