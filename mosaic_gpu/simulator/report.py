@@ -65,8 +65,13 @@ def _sources(thread: Thread, barrier: int, threads: list[Thread]) -> tuple[list[
         here = [i for i in here if threads[i] is not thread or op != "named_barrier_sync"]
         if op == "named_barrier_sync" and not here and role is thread.role and len(role.indices) == 1:
             continue
-        others += [i for i in here if i not in others]
         state = f"stuck, see {threads[here[0]].who}" if here else "has ended"
+        if (
+            op == "semaphore_signal" and len(here) > 1
+        ):  # which block's it would be, the slot decides: no edge of a circle
+            state += f" and {len(here) - 1} more"
+        else:
+            others += [i for i in here if i not in others]
         if len(out) < SHOWN:
             out.append(f"could come from {op} at {line} ({role.name}: {state})")
     return out or ["no line of the kernel arrives on it"], others

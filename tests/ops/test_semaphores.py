@@ -334,6 +334,21 @@ def test_deadlocks(plan, assert_at):
     assert_at(e.value, backwards, "there")
 
 
+def test_a_ring_of_blocks_is_no_circle_of_two(plan):
+    """Which block would signal is in the slot, which the line does not tell: each may be the one, and none is said to be."""
+
+    def body(o, sem):
+        g = lax.axis_index("g")
+        plgpu.semaphore_wait(sem.at[plgpu.rem(g + 1, 4)])
+        plgpu.semaphore_signal(sem.at[g])
+        o[g] = jnp.ones((128,), F)
+
+    of = plan(body, out=out(4, 128), grid=(4,), grid_names=("g",), scratch_types=[SEMAPHORE((4,))])
+    error = found(of, [], Deadlock)
+    assert "stuck, see block (0,), warpgroup0, warpgroup 0 and 3 more" in str(error)
+    assert "waits for each other" not in str(error)
+
+
 def test_out_of_bounds(plan):
     def body(o, s):
         plgpu.semaphore_signal(s.at[lax.axis_index("b") + 1])
