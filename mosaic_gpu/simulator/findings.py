@@ -97,7 +97,14 @@ def _remedy(before: Access, after: Access, why: str) -> str:
                 "threads access each other's elements"
             )
         return f"a barrier: {before.who} arrives after its access, {after.who} waits before its own"
-    if ends.startswith("barrier_wait") or before.who == after.who:
+    waits = ends.startswith("barrier_wait")
+    of_block = ends.removeprefix("barrier_wait(").removesuffix(")").partition(" of ")[2]
+    if waits and of_block and not after.who.startswith(of_block):  # nobody waits on a peer's barrier
+        return (
+            f"{ends} by {of_block}, then its arrival on a ClusterBarrier (collective_axes: those that the blocks differ in), for "
+            f"which {after.who} waits before it; on a Barrier each block hears of its own only"
+        )
+    if waits or before.who == after.who:
         return f"{ends} by {after.who} before it"
     if own:  # a warp of a `warp_map`, and another one or the warpgroup
         return (

@@ -14,6 +14,8 @@ import pytest
 import mosaic_gpu as plgpu
 from mosaic_gpu.errors import BarrierMisuse, Deadlock, Race
 from mosaic_gpu.plan.model import Block, Plan
+from mosaic_gpu.simulator.findings import race
+from mosaic_gpu.simulator.shadow import Access
 from tests.support import out, randoms, tiled
 
 BF16 = ml_dtypes.bfloat16
@@ -327,3 +329,17 @@ def test_multicast(clean, found, assert_at):
 def test_multicast_that_one_block_does_not_join(found):
     """D12, C10: its half of the tile never comes, and nobody announces the other half."""
     assert isinstance(found(multicast(True, both_load=False), randoms(128, 64)), (Deadlock, BarrierMisuse))
+
+
+@pytest.mark.parametrize("peers", [False, True], ids=["own", "peer's"])
+def test_a_peers_barrier_is_not_what_to_wait_on(peers):
+    """A copy into this block that ends at another block's barrier: that one waits, and arrives where both can."""
+    of = "(0,)+(1,)" if peers else "(0,)+(0,)"
+    cleared = f"barrier_wait(barrier full[0] of block {of})"
+    who = "block (0,)+(0,), wg1, warpgroup 1"
+    before, after = (Access(1, 1, "async", True, "copy", who, None, cleared_by=c) for c in (cleared, ""))
+    text = race(before, after, "order", "smem s[0]").remedy
+    if peers:
+        assert text.startswith(f"{cleared} by block (0,)+(1,), then its arrival on a ClusterBarrier") and who in text
+    else:
+        assert text == f"{cleared} by {who} before it"
