@@ -85,6 +85,6 @@ def check_steps(thread: Core, limit: int) -> None:
         return
     raise Deadlock(
         f"no end in sight: {thread.who} has run {thread.steps_run} steps. If its loops do end, raise the limit: "
-        f"SimulatorParams(max_steps={10 * limit})",
+        f"SimulatorParams(max_steps={max(10 * limit, 2 * thread.steps_run)})",
         thread.line,
     )

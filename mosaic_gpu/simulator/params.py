@@ -27,7 +27,7 @@ class SimulatorParams:
     uninitialized: what memory that nobody has written holds.  'nan': NaNs (integers: bytes 0xAB), and reading it raises
     `UninitializedRead`; 'zero': zeros, read without complaint.
     max_steps: a thread that has run so many steps (equations) is taken for one that never ends (`Deadlock`; the limit takes ten
-    seconds or so).
+    seconds or so; it is looked at every 512 steps).
     processes: in how many the clusters of a grid run, where the simulator checks for races; the outcome is the same.  None: as
     many as there are processors, if what is left after the first moment takes long enough.
     report: to which simulations add what they notice and is no error: bank conflicts, uncoalesced accesses, copies of nothing,

@@ -57,6 +57,12 @@ def test_a_counter_that_nobody_stops(run: Any, assert_at: Any) -> None:
     assert_at(e.value, counts, "counts")
 
 
+def test_a_limit_below_a_turn_is_met_at_the_next_one(run: Any) -> None:
+    """What the message says to set is more than was run."""
+    with pytest.raises(Deadlock, match=r"has run 512 steps.* SimulatorParams\(max_steps=1024\)"):
+        run(kernel_of(counts), X, max_steps=5)
+
+
 def test_a_loop_that_ends_is_none(run: Any) -> None:
     def loop() -> None:
         lax.while_loop(lambda i: i < 3000, lambda i: i + 1, jnp.int32(0))
