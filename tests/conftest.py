@@ -85,7 +85,11 @@ def _compile(plan_text: str, arch: str) -> Any:
 def _compiled(plan: Plan) -> Any:
     from mosaic_gpu.codegen.emitter import emit
 
-    return _compile(emit(plan), plan.arch)
+    from .scratch_bounds import past_scratch
+
+    source = emit(plan)
+    assert past_scratch(plan, source)[1] == []
+    return _compile(source, plan.arch)
 
 
 def _shape(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:

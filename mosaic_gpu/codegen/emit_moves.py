@@ -68,6 +68,8 @@ class MoveEmitter(MemoryEmitter):
         self.line(f"{self.place(dtype, position, base)} = {f'to_{half(dtype)}({x})' if dtype in PACKED else x};")
 
     def to_scratch(self, o: Operand, positions: Sequence[str], base: int = 0) -> None:
+        if 0 in o.shape:  # it has registers, of which none is an element, and no place
+            return
         for i, p in enumerate(positions):
             self.write_place(o.dtype, p, self.element(o, i), base)
 
@@ -116,9 +118,8 @@ class MoveEmitter(MemoryEmitter):
 
     def _rename(self, result: Value, source: Operand, table: Sequence[int]) -> None:
         """Each register of the result from the one of the source that the table names; whole pairs stay packed."""
-        if result.dtype not in PACKED or any(
-            a % 2 or b != a + 1 for a, b in zip(table[::2], table[1::2], strict=False)
-        ):
+        pairs_stay = all(a % 2 == 0 and b == a + 1 for a, b in zip(table[::2], (*table[1::2], table[-1] + 1), strict=False))
+        if result.dtype not in PACKED or not pairs_stay:
             self.assign_elements(result, [self.element(source, j) for j in table])
             return
         self.declare(result)
