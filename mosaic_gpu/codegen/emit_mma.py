@@ -13,6 +13,7 @@ from .text import c_type
 from .wgmma_text import AccumulatorKind, Chain, Init, OperandKind, wgmma_function
 
 MOST_CHAINED = 96  # registers of an accumulator
+COPIED = "a_bits"
 ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 
 
@@ -48,7 +49,8 @@ class MmaEmitter(Tcgen05Emitter):
             self.line(f"u32 b_low = {self.descriptor(p.b)};")
             if isinstance(p.a, SharedOperand):
                 self.line(f"u32 a_low = {self.descriptor(p.a)};")
-            if p.fence:
+            fragments = self._fragments(p) if in_registers else ""
+            if p.fence or fragments == COPIED:
                 self.line("wgmma_fence();")
             # Of wide accumulators with A in registers a chain would be no faster to compile.
             together = k_steps if not in_registers or acc_registers <= MOST_CHAINED else 1
@@ -57,8 +59,8 @@ class MmaEmitter(Tcgen05Emitter):
                 for step in range(0, k_steps, together):
                     init: Init = False if step or p.init == "add" else (True if p.init == "zero" else "dynamic")
                     if in_registers:
-                        a_name, first = self.names[cast(int, p.a)], mi * (p.k // 4) + 4 * step
-                        a = ", ".join(f"{a_name}[{first + k}]" for k in range(4 * together))
+                        first = 4 * (mi * k_steps + step)
+                        a = ", ".join(f"{fragments}[{first + k}]" for k in range(4 * together))
                     else:
                         assert isinstance(p.a, SharedOperand)
                         a = f"a_low + {p.a.row_offset(64 * mi) >> 4}" if mi else "a_low"
@@ -68,6 +70,18 @@ class MmaEmitter(Tcgen05Emitter):
             self.line("wgmma_commit();")
         if p.init != "add":
             self.line(f"{acc}_live = 1;")
+
+    def _fragments(self, p: WgmmaPlan) -> str:
+        """The registers of an A that is an array: of 16 bits as they are, of others copies made before the fence."""
+        name, size = self.names[cast(int, p.a)], p.b.itemsize
+        if size == 2:
+            return name
+        count = p.m // 64 * (p.k // p.k_step) * 4
+        self.line(f"u32 {COPIED}[{count}];")
+        for i in range(count):
+            four = ", ".join(f"{name}[{4 * i + j}]" for j in range(4))
+            self.line(f"{COPIED}[{i}] = {f'bytes_of({four})' if size == 1 else f'as_u32({name}[{i}])'};")
+        return COPIED
 
     def _chain(self, p: WgmmaPlan, init: Init, steps: int) -> str:
         """The function of so many steps along K, numbered where chains of one name have other offsets."""

@@ -118,7 +118,9 @@ class MoveEmitter(MemoryEmitter):
 
     def _rename(self, result: Value, source: Operand, table: Sequence[int]) -> None:
         """Each register of the result from the one of the source that the table names; whole pairs stay packed."""
-        pairs_stay = all(a % 2 == 0 and b == a + 1 for a, b in zip(table[::2], (*table[1::2], table[-1] + 1), strict=False))
+        pairs_stay = all(
+            a % 2 == 0 and b == a + 1 for a, b in zip(table[::2], (*table[1::2], table[-1] + 1), strict=False)
+        )
         if result.dtype not in PACKED or not pairs_stay:
             self.assign_elements(result, [self.element(source, j) for j in table])
             return

@@ -11,11 +11,11 @@ from typing import Literal
 
 from mosaic_gpu.errors import IllegalInstruction
 
-OperandKind = Literal["f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8"]
+OperandKind = Literal["f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "b1"]
 AccumulatorKind = Literal["f32", "f16", "s32"]
 Init = bool | Literal["dynamic"]
 
-DEPTH: dict[str, int] = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
+DEPTH: dict[str, int] = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32, "b1": 256}
 _ACCUMULATORS: dict[str, tuple[str, ...]] = {
     "f16": ("f16", "f32"),
     "bf16": ("f32",),
@@ -24,6 +24,7 @@ _ACCUMULATORS: dict[str, tuple[str, ...]] = {
     "e5m2": ("f16", "f32"),
     "s8": ("s32",),
     "u8": ("s32",),
+    "b1": ("s32",),
 }
 _FAMILY = {"e4m3": "fp8", "e5m2": "fp8", "s8": "int8", "u8": "int8"}
 _C_TYPE = {"f32": ("float", "f"), "f16": ("u32", "r"), "s32": ("int", "r")}  # f16: two to a register
@@ -80,7 +81,7 @@ def wgmma_function(
     inputs += ["b_low"] + ["scale_d"] * (init == "dynamic")
     parameters = [f"{c_type}* d", *(f"{'int' if x == 'scale_d' else 'u32'} {x}" for x in inputs)]
 
-    flags = ["1", "1"] * (a_kind not in ("s8", "u8"))  # neither A nor B is negated
+    flags = ["1", "1"] * (a_kind not in ("s8", "u8", "b1"))  # neither A nor B is negated
     if a_kind in ("f16", "bf16"):
         flags += [str(int(a_mn_major))] * (not a_in_registers) + [str(int(b_mn_major))]
     shape = f"m64n{n}k{DEPTH[a_kind]}"
@@ -94,7 +95,8 @@ def wgmma_function(
         lines += _word("b", f"%{at_b}", chain.b[step], chain.b_high)
         source = f"{{{_numbered(count + 4 * step, 4)}}}" if a_in_registers else "a"
         operands = [f"{{{_numbered(0, count)}}}", source, "b", accumulate, *flags]
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape}.{d_kind}.{a_kind}.{b_kind} {', '.join(operands)};")
+        types = f"{d_kind}.{a_kind}.{b_kind}" + ".and.popc" * (a_kind == "b1")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape}.{types} {', '.join(operands)};")
     instructions = "\\n".join(["{", *lines, "}"])
     access = "=&" if init is True else "+&"  # a step must not overwrite what the next one reads
     outputs = ", ".join(f'"{access}{constraint}"(d[{index}])' for index in range(count))

@@ -107,6 +107,12 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
             out.append(Equation("reshape", (source,), (to,), (("new_sizes", to.shape),), (), line))
 
 
+def bit_dot(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:
+    x, y = (tr.read(v) for v in e.invars)
+    params = (("dims", ((-1, 0, 1), (-1, 1, 0))), ("precision", e.params["bits"]))
+    out.append(Equation("dot_general", (x, y), tr.define(e.outvars), params, (), line))
+
+
 def _common(a: str, b: str) -> tuple[str, bool]:
     """(a type that holds all values of two different ones, as far as there is one; whether that takes all bits of a float32).
 

@@ -20,7 +20,7 @@ from .composed import COMPOSED, composed
 from .gathers import GATHERS
 from .indexed import add_indexed, get_indexed, has_index_array, put_indexed
 from .primitives import TreeOf, literal
-from .products import dot_general
+from .products import bit_dot, dot_general
 from .random import RANDOM, refuse_keys
 
 if TYPE_CHECKING:
@@ -425,6 +425,7 @@ STRUCTURED: dict[str, Callable[[Tracer, Any, list[Equation], Line | None], None]
     "call_hi_primitive": _expanded,
     "refused": _refused,
     "dot_general": dot_general,
+    "bit_dot": bit_dot,
     **RANDOM,
     **GATHERS,
     **dict.fromkeys(COMPOSED, composed),

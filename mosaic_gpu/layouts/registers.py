@@ -173,6 +173,20 @@ def wgmma(shape: Shape) -> RegisterLayout:
     return RegisterLayout("WGMMA", shape, reg, (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(4, 0, 16),))
 
 
+def wgmma_8bit(shape: Shape) -> RegisterLayout:
+    """A fragment of wgmma m64nNk32 of 8-bit elements, (m, k) with m % 64 == 0 and k % 32 == 0 (PTX ISA 9.7.15.5.1)."""
+    m, k = shape
+    reg = (Digit(4, 1, 1), Digit(2, 0, 8), Digit(2, 1, 16), Digit(k // 32, 1, 32), Digit(m // 64, 0, 64))
+    return RegisterLayout("WGMMA_8BIT", shape, reg, (Digit(4, 1, 4), Digit(8, 0, 1)), (Digit(4, 0, 16),))
+
+
+def wgmma_tf32(shape: Shape) -> RegisterLayout:
+    """A fragment of wgmma m64nNk8 of tf32, (m, k) with m % 64 == 0 and k % 8 == 0 (PTX ISA 9.7.15.5.1)."""
+    m, k = shape
+    reg = (Digit(2, 0, 8), Digit(2, 1, 4), Digit(k // 8, 1, 8), Digit(m // 64, 0, 64))
+    return RegisterLayout("WGMMA_TF32", shape, reg, (Digit(4, 1, 1), Digit(8, 0, 1)), (Digit(4, 0, 16),))
+
+
 def tcgen05_native(shape: Shape) -> RegisterLayout:
     """What tcgen05.ld.32x32b delivers: one TMEM lane (row) per thread, (128, n) (PTX ISA 9.7.16.8)."""
     m, n = shape
@@ -234,6 +248,8 @@ class Layout(enum.Enum):
     """Register layouts by name, as in `layout_cast(x, Layout.WGMMA)`; `Layout.WGMMA.reduce(1)` is that of its row reductions."""
 
     WGMMA = "WGMMA"
+    WGMMA_8BIT = "WGMMA_8BIT"
+    WGMMA_TF32 = "WGMMA_TF32"
     TCGEN05 = "TCGEN05"
     TCGEN05_TMEM_NATIVE = "TCGEN05_TMEM_NATIVE"
     TCGEN05_M64_COLLECTIVE = "TCGEN05_M64_COLLECTIVE"
@@ -259,6 +275,8 @@ class Layout(enum.Enum):
             return strided(shape)
         rows, columns = {
             Layout.WGMMA: (64, 8),
+            Layout.WGMMA_8BIT: (64, 32),
+            Layout.WGMMA_TF32: (64, 8),
             Layout.TCGEN05: (128, 8),
             Layout.TCGEN05_TMEM_NATIVE: (128, 1),
             Layout.TCGEN05_M64_COLLECTIVE: (64, 16),
@@ -273,6 +291,8 @@ class Layout(enum.Enum):
             raise ValueError(f"{self.value} holds ({rows}, n) arrays; this one is {shape}")
         of = {
             Layout.WGMMA: wgmma,
+            Layout.WGMMA_8BIT: wgmma_8bit,
+            Layout.WGMMA_TF32: wgmma_tf32,
             Layout.TCGEN05: tcgen05,
             Layout.TCGEN05_TMEM_NATIVE: tcgen05_native,
             Layout.TCGEN05_M64_COLLECTIVE: m64_collective,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import arguments
 from ..codegen.emit_dot import emit_by_elements, emit_by_tiles
 from ..errors import UnsupportedCall
 from ..layouts.registers import Digit, RegisterLayout
@@ -58,12 +59,20 @@ TOGETHER = (
     {"int4", "uint4"},
     {"float8_e4m3fn", "float8_e5m2"},
 )  # types that a product takes as they are, though they differ
-# Parameter `precision`: float32 products of all 24 bits; sums in float16.
-ACCURATE, HALF = "exact", "half"
+# Parameter `precision`: float32 products of all 24 bits; sums in float16; of the bits in bytes, ones that both or just one have.
+ACCURATE, HALF, AND, XOR = "exact", "half", "and", "xor"
+
+bit_dot = op("bit_dot", instead="a product takes a whole warpgroup; do it outside of warp_map")
+"""`mma(bits=)`: the front end makes a dot_general of it, whose precision is the operation."""
+
+
+@bit_dot.abstract
+def _(a: Any, b: Any, *, bits: str) -> Any:
+    return [((a.shape[0], b.shape[1]), "int32")]
 
 
 @gives(like)
-def mma(acc: Any, a: Any, b: Any, /) -> Any:
+def mma(acc: Any, a: Any, b: Any, /, *, bits: str | None = None) -> Any:
     """acc + a @ b of register arrays, at once: (m, n) + (m, k) x (k, n).
 
     a, b: both float16, bfloat16 or float64, int8 or uint8 of either kind, int4 or uint4 of either kind (multiplied as 8 bits),
@@ -72,19 +81,29 @@ def mma(acc: Any, a: Any, b: Any, /) -> Any:
     float16, and the report says so.  It is
     `acc + jnp.dot(a, b, preferred_element_type=acc.dtype)` and lowers as that does (to add in float16, with `precision=`
     `DotAlgorithmPreset.F16_F16_F16`, of float8 `ANY_F8_ANY_F8_ANY`).  Raises TypeError for other shapes or types.
+
+    bits: "and" or "xor": a and b are uint8, eight bits of K each, and acc (int32) gets the number of ones that a's row and b's
+    column have both, or that just one of them has (`.b1`, `.and.popc` and `.xor.popc`).  "xor" ptxas makes of other instructions,
+    and on sm_100a "and", too; the report says so.
     """
-    from ..frontend.primitives import dot_of, operand_type
+    from ..frontend.primitives import bind, dot_of, operand_type
 
     (m, n), x, y = (operand_type(acc).shape + (0, 0))[:2], operand_type(a), operand_type(b)
     wanted = operand_type(acc).dtype
+    if bits not in (None, AND, XOR):
+        arguments.refuse("mma", "bits", bits, '"and", "xor" or None')
     kinds = wanted in MMA_TYPES.get(x.dtype, ()) and (x.dtype == y.dtype or {x.dtype, y.dtype} in TOGETHER)
+    if bits:
+        kinds = (wanted, x.dtype, y.dtype) == ("int32", "uint8", "uint8")
     fits = len(x.shape) == 2 and (x.shape[0], n) == (m, y.shape[-1] if y.shape else 0) and y.shape == (x.shape[1], n)
     if not kinds or not fits:
         types = ", ".join(f"{t.dtype}{list(t.shape)}" for t in map(operand_type, (acc, a, b)))
         raise TypeError(
             f"mma: acc (m, n) of float32 (int32 for integers, float64 for float64; of float16 and float8 also float16), "
-            f"a (m, k), b (k, n) of {', '.join(MMA_TYPES)}; not {types}"
+            f"a (m, k), b (k, n) of {', '.join(MMA_TYPES)}; with bits= acc int32, a and b uint8; not {types}"
         )
+    if bits:
+        return acc + bind(bit_dot, a, b, bits=bits)[0]
     return acc + dot_of(a, b, wanted)
 
 
@@ -178,7 +197,8 @@ def dot_of(e: Equation) -> Dot:
     """What a dot_general is.
 
     Operands: x, y (arrays, or views of shared memory that ldmatrix reads), and what the sum starts from, if it is not 0 (of the
-    result's type, which is then that of the sum); params: dims (left and right as in `Dot`), precision ('', 'exact' or 'half').
+    result's type, which is then that of the sum); params: dims (left and right as in `Dot`), precision ('', 'exact', 'half',
+    'and', 'xor').
     """
     x, y = e.operands[:2]
     left, right = e.param("dims")
@@ -188,6 +208,8 @@ def dot_of(e: Equation) -> Dot:
 
     on_tiles = x.dtype in TILES and not (x.dtype == "float32" and e.param("precision") == ACCURATE)
     kind = f"{TILES[x.dtype]}_{TILES[y.dtype]}" if on_tiles else ""
+    if e.param("precision") in (AND, XOR):
+        kind = f"b1_{e.param('precision')}"
     out = e.results[0].dtype
     if e.param("precision") == HALF:
         acc = "float16"
@@ -276,6 +298,8 @@ def _(sim: Any, step: Any) -> None:
         x = np.transpose(x, [a for a in axes if a >= 0]).reshape(d.batch, middle, d.k)
         if d.kind.startswith("tf32"):
             x = cut_to_tf32(x) if isinstance(o, View) else to_tf32(x)
+        if d.kind.startswith("b1"):
+            x = np.unpackbits(x, axis=-1)
         wide = np.int64 if x.dtype.kind in "iu" else np.float32 if x.dtype.itemsize <= 2 else x.dtype
         operands.append(x.astype(wide))
     start = None
@@ -285,7 +309,10 @@ def _(sim: Any, step: Any) -> None:
     if start is not None and d.kind and d.acc in ("float16", "float64") and d.is_there(sim.role.layouts.get(result.id)):
         starts, start = list(start), None  # it is rounded with the sum
     with np.errstate(all="ignore"):
-        if d.kind and d.acc == "float16":
+        if d.kind == "b1_xor":
+            x, y = operands
+            found = np.matmul(x, 1 - y.transpose(0, 2, 1)) + np.matmul(1 - x, y.transpose(0, 2, 1))
+        elif d.kind and d.acc == "float16":
             found = np.stack([multiply_add(c, a, b, d.step, d.acc) for c, a, b in zip(starts, *operands, strict=True)])
         elif d.kind and d.acc == "float64":
             found = np.stack([sum_of_products(c, a, b) for c, a, b in zip(starts, *operands, strict=True)])

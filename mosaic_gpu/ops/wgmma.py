@@ -14,6 +14,7 @@ from .. import arguments
 from ..errors import IllegalInstruction
 from ..layouts.operands import SharedOperand, shared_operand
 from ..layouts.registers import Layout
+from ..layouts.shared import itemsize
 from ..program import Equation, Value, View, named_shape
 from .registry import SM90, WARPGROUP, op
 
@@ -27,6 +28,7 @@ KINDS = {
     "int8": "s8",
     "uint8": "u8",
     "float32": "tf32",
+    "b1": "b1",  # eight in each uint8
 }
 # A type -> (B types, accumulator types): the rows of the table in PTX ISA 9.7.15.2
 TYPES = {
@@ -37,7 +39,10 @@ TYPES = {
     "float8_e5m2": (("float8_e4m3fn", "float8_e5m2"), ("float32", "float16")),
     "int8": (("int8", "uint8"), ("int32",)),
     "uint8": (("int8", "uint8"), ("int32",)),
+    "b1": (("b1",), ("int32",)),
 }
+# In which layout an array is A, by bytes of its elements.
+FRAGMENTS = {1: Layout.WGMMA_8BIT, 2: Layout.WGMMA, 4: Layout.WGMMA_TF32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +68,31 @@ class WgmmaPlan:
         return 32 // self.b.itemsize
 
 
-def wgmma(acc: Any, a: Any, b: Any) -> None:
+def wgmma(acc: Any, a: Any, b: Any, *, bits: str | None = None) -> None:
     """acc += a @ b, asynchronously.
 
     acc: ACC Ref (m, n), float32 (also float16 for float16 and fp8 operands, int32 for int8); m a multiple of 64, n of 8 up
     to 256.
-    a: (m, k) SMEM Ref or register array in Layout.WGMMA; b: (k, n) SMEM Ref.  Transposed views select the major-ness.
+    a: (m, k) SMEM Ref or register array, in Layout.WGMMA of 16-bit elements, WGMMA_8BIT of 8-bit ones, WGMMA_TF32 of float32;
+    b: (k, n) SMEM Ref.  Transposed views select the major-ness.
+    bits: "and": a and b are uint8, eight bits of K each, and acc (int32) gets the number of ones that a's row and b's column have
+    in common (`.b1`, `.and.popc`; there is no other operation).
     The operands must not change until `wgmma_wait`.  Raises IllegalInstruction with the row of the table that is missing.
     """
     from ..frontend.primitives import bind
 
-    bind(wgmma_p, acc, a, b)
+    if bits not in (None, "and"):
+        arguments.refuse("wgmma", "bits", bits, '"and" or None (of "xor" there is no wgmma: plgpu.mma has it)')
+    bind(wgmma_p, acc, a, b, **({"bits": bits} if bits else {}))
 
 
 @wgmma_p.abstract
-def _(acc: Any, a: Any, b: Any) -> Any:
+def _(acc: Any, a: Any, b: Any, *, bits: str | None = None) -> Any:
     arguments.memory("wgmma", "acc", acc, "acc")
     arguments.memory("wgmma", "a", a, "smem", or_array=True)
     arguments.memory("wgmma", "b", b, "smem")
+    if bits and (a.dtype, b.dtype) != ("uint8", "uint8"):
+        raise TypeError(f"wgmma(bits=): a and b are uint8, eight bits each; not {a.dtype} and {b.dtype}")
     return ()
 
 
@@ -93,19 +105,20 @@ def _(solver: Any, e: Equation) -> None:
         acc_text, a_text, b_text = map(named_shape, e.operands)
         raise IllegalInstruction(f"wgmma: acc {acc_text} += a {a_text} @ b {b_text}: shapes do not fit", e.line)
     if isinstance(a, Value):
-        solver.pin(e, a, Layout.WGMMA)
+        solver.pin(e, a, FRAGMENTS.get(itemsize(a.dtype), Layout.WGMMA))
 
 
 @wgmma_p.plan((SM90,), (WARPGROUP,))
 def _(ctx: Any, e: Equation) -> WgmmaPlan:
     acc, a, b = e.operands
     assert isinstance(acc, View) and isinstance(b, View) and not isinstance(a, int)
-    b_types, acc_types = TYPES.get(a.dtype, ((), ()))
-    if b.dtype not in b_types or acc.dtype not in acc_types:
-        rest = f"with A {a.dtype}, B may be {b_types} and the accumulator {acc_types}"
+    a_type, b_type = ("b1", "b1") if e.param("bits", None) else (a.dtype, b.dtype)
+    b_types, acc_types = TYPES.get(a_type, ((), ()))
+    if b_type not in b_types or acc.dtype not in acc_types:
+        rest = f"with A {a_type}, B may be {b_types} and the accumulator {acc_types}"
         if not b_types:
             rest = f"it multiplies {', '.join(TYPES)}: convert A with astype first"
-        raise IllegalInstruction(f"wgmma has no {a.dtype} x {b.dtype} -> {acc.dtype}; {rest}", e.line)
+        raise IllegalInstruction(f"wgmma has no {a_type} x {b_type} -> {acc.dtype}; {rest}", e.line)
     m, n = acc.shape
     if acc.shape != acc.ref.shape:
         raise IllegalInstruction(f"wgmma into a slice of an accumulator ({acc}): use one ACC per slice", e.line)
@@ -120,10 +133,6 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
         assert isinstance(a_operand, SharedOperand)
     else:
         assert isinstance(a, Value)
-        if a.dtype not in ("float16", "bfloat16"):
-            raise IllegalInstruction(
-                f"wgmma with A in registers: {a.dtype} has a fragment of its own; pass A through shared memory", e.line
-            )
         a_operand = a.id
     return WgmmaPlan(
         acc.ref.id,
@@ -132,8 +141,8 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
         a.shape[1],
         a_operand,
         b_operand,
-        a.dtype,
-        b.dtype,
+        a_type,
+        b_type,
         acc.dtype,
         e.param("init", "add"),
         e.param("fence", True),

@@ -20,9 +20,9 @@ from ..layouts.operands import shared_operand
 from ..layouts.registers import Layout
 from ..layouts.shared import SharedLayout, shared_layout
 from ..memory import MemorySpace
-from ..ops.dot import ACCURATE, Dot, dot_of
+from ..ops.dot import ACCURATE, AND, XOR, Dot, dot_of
 from ..ops.registry import OPS, Generation
-from ..ops.wgmma import TYPES
+from ..ops.wgmma import FRAGMENTS, TYPES
 from ..program import Equation, Operand, Program, Region, Value, View, scalars_of, walk
 from .in_flight import unused_ids
 from .roles import DEAD_IF_UNUSED, Split
@@ -178,6 +178,8 @@ class _Rewriter:
             or d.n % 8
             or d.n > 256
             or d.k % (32 // d.size)
+            or e.param("precision") == XOR
+            or (e.param("precision") == AND and self.generation is not Generation.SM90)
         ):
             return None
         if self.generation is Generation.SM90:
@@ -195,11 +197,15 @@ class _Rewriter:
         return self.own.lower(e, Terms(d.m, d.n, d.k, d.acc, a, b, (a_turned, b_turned)), self.fence(e, (a, b)))
 
     def wgmma(self, e: Equation, d: Dot, loaded: dict[int, View]) -> list[Equation] | None:
-        """B is in shared memory, A there or a 16-bit array."""
+        """B is in shared memory, A there or an array (not of float32, which products of arrays round, not cut off)."""
         x, y, *start = e.operands
-        result = e.results[0]
-        b_types, acc_types = TYPES.get(x.dtype, ((), ()))
-        if y.dtype not in b_types or d.acc not in acc_types or (d.acc == "int32" and d.n > 32 and d.n % 16):
+        result, bits = e.results[0], e.param("precision") == AND
+        b_types, acc_types = TYPES.get("b1" if bits else x.dtype, ((), ()))
+        if (
+            ("b1" if bits else y.dtype) not in b_types
+            or d.acc not in acc_types
+            or (d.acc == "int32" and d.n > 32 and d.n % 16)
+        ):
             return None
         b = self.operand(y, loaded, d.right[2] == 1, 0)
         if b is None:
@@ -207,17 +213,17 @@ class _Rewriter:
         a: Operand | None = self.operand(x, loaded, d.left[2] == 0, 1)
         out: list[Equation] = []
         if a is None:
-            if x.dtype not in ("float16", "bfloat16") or d.left[2] == 0 or not isinstance(x, Value):
+            if x.dtype == "float32" or d.left[2] == 0 or not isinstance(x, Value):
                 return None
             a = self.fresh(x.shape, x.dtype)
-            out.append(Equation("layout_cast", (x,), (a,), (("layout", Layout.WGMMA),), (), e.line))
+            out.append(Equation("layout_cast", (x,), (a,), (("layout", FRAGMENTS[d.size]),), (), e.line))
         out += self.fence(e, (a, b))
         acc = self.fresh((d.m, d.n), d.acc, MemorySpace("acc"))
         inside, outside = self.fresh((d.m, d.n), d.acc), self.fresh((d.m, d.n), d.acc)
         if result.dtype == d.acc:
             outside = result
         body = [
-            Equation("wgmma", (View.whole(acc), a, b), (), (), (), e.line),
+            Equation("wgmma", (View.whole(acc), a, b), (), (("bits", "and"),) if bits else (), (), e.line),
             Equation("get", (View.whole(acc),), (inside,), (), (), e.line),
         ]
         if start:

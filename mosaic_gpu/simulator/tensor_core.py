@@ -84,11 +84,13 @@ def gather(
 
 
 def exact(raw: Array, dtype: str) -> Array:
-    """Raw elements as the tensor core sees them, in float32 (integers: float64): every operand type fits exactly."""
+    """Raw elements as the tensor core sees them, in float32 (integers: float64): every operand type fits exactly; b1: eight."""
     if dtype == "bfloat16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     if dtype == "float32":  # tf32: the low 13 bits are not read
         return (raw & np.uint32(0xFFFFE000)).view(np.float32)
+    if dtype == "b1":
+        return np.unpackbits(raw.view(np.uint8), axis=-1, bitorder="little").astype(np.float64)
     if raw.dtype.itemsize == 1:
         return _byte_values(dtype)[raw]
     wide: Array = raw.view(numpy_dtype(dtype)).astype(np.float32)

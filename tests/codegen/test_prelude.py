@@ -153,13 +153,17 @@ CALLS: dict[str, list[str]] = {
     ],
     "mma": [
         f"mma_{kinds}({', '.join(f'{d}[{j}]' for j in range(4))}, u[0], u[1], u[2], u[3], u[4], u[5])"
-        for d, pairs in (("f", ("f16_f16", "bf16_bf16", "tf32_tf32")), ("i", ("s8_s8", "s8_u8", "u8_s8", "u8_u8")))
+        for d, pairs in (
+            ("f", ("f16_f16", "bf16_bf16", "tf32_tf32")),
+            ("i", ("s8_s8", "s8_u8", "u8_s8", "u8_u8", "b1_and", "b1_xor")),
+        )
         for kinds in pairs
     ],
     "debug": ['printf("%d %g", i[0], (double)f[0])', 'failed_check("message", "file", 3, "function")'],
     "wgmma": [
         "wgmma_fence()",
         "wgmma_commit()",
+        "u[4] = bytes_of(u[0], u[1], u[2], u[3])",
         "wgmma_wait<1>()",
         "order_after(f[0], u[0])",
         "wgmma_wait<0>()",

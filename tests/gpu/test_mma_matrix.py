@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mosaic_gpu.runtime.device import default_arch
+from tests.kernels import test_bits as bits
 from tests.kernels import test_mma_matrix as mma
 from tests.kernels import test_wgmma_matrix as wgmma
 
@@ -16,6 +17,11 @@ if default_arch() != "sm_90a":
 @pytest.mark.parametrize("case", wgmma.CASES, ids=str)
 def test_wgmma(case):
     wgmma.check(case)
+
+
+@pytest.mark.parametrize("case", bits.CASES, ids=str)
+def test_bits(case):
+    bits.check(case)
 
 
 @pytest.mark.parametrize("case", mma.CASES, ids=str)

@@ -30,7 +30,7 @@ from tests.support import dtype_of, out, program_of
 
 SWIZZLES = (128, 64, 32)
 ACCUMULATORS = {"float32": "f32", "float16": "f16", "int32": "s32"}
-SIXTEEN = ("float16", "bfloat16")  # types that may be MN-major, and lie in registers
+STORED = {"b1": "uint8"}  # of which each byte has eight along K
 M, N = 128, 256  # rows of A and columns of B in shared memory; products take the last of them
 K_BYTES = 256  # of each row: eight instructions, four in each product
 
@@ -47,13 +47,13 @@ class Class:
     b_mn: bool
 
     def legal(self, n: int) -> bool:
-        """By the emitter's table of instructions, less what the op has not: A in registers of other types than 16-bit floats."""
+        """By the emitter's table of instructions."""
         majors = (self.registers, self.a_mn, self.b_mn)
         try:
             wgmma_function(n, KINDS[self.a], KINDS[self.b], ACCUMULATORS[self.acc], *majors, False)
         except IllegalInstruction:
             return False
-        return not (self.registers and self.a not in SIXTEEN)
+        return True
 
     def __str__(self) -> str:
         source = "registers" if self.registers else "mn" if self.a_mn else "k"
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def k(self) -> int:
-        return K_BYTES // itemsize(self.kind.a)
+        return K_BYTES // itemsize(stored(self.kind.a))
 
     def adds(self, i: int) -> bool:
         """Whether the i-th product starts from numbers in the accumulator."""
@@ -101,6 +101,15 @@ def cases() -> Iterator[Case]:
 CASES = tuple(cases())
 
 
+def stored(kind: str) -> str:
+    return STORED.get(kind, kind)
+
+
+def fragment(kind: str) -> Layout:
+    """In which layout an array is A."""
+    return {1: Layout.WGMMA_8BIT, 2: Layout.WGMMA, 4: Layout.WGMMA_TF32}[itemsize(stored(kind))]
+
+
 # ---- the numbers ----------------------------------------------------------------------------------------------------
 def numbers(
     a_type: str, b_type: str, acc: str, m: int, n: int, k: int, seed: int
@@ -114,7 +123,7 @@ def numbers(
     """
     rng = np.random.default_rng(seed)
     if acc == "int32":
-        limits = {"int8": (-128, 128), "uint8": (0, 256)}
+        limits = {"int8": (-128, 128), "uint8": (0, 256), "b1": (0, 256)}
         a, b = rng.integers(*limits[a_type], (m, k)), rng.integers(*limits[b_type], (k, n))
         return a, b, rng.integers(-(2**31), 2**31, (m, n))  # sums wrap
     few = acc == "float16" or itemsize(a_type) == 1
@@ -136,7 +145,7 @@ def numbers(
 
 def exactly(x: np.ndarray, dtype: str) -> np.ndarray:
     """x in a type that has all its values."""
-    found = x.astype(dtype_of(dtype))
+    found = x.astype(dtype_of(stored(dtype)))
     np.testing.assert_array_equal(found.astype(x.dtype), x)
     return found
 
@@ -153,6 +162,8 @@ def expected(case: Case, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[np
     wide = np.int64 if case.kind.acc == "int32" else np.float64
     x = (a.T if case.kind.a_mn else a).astype(wide)
     y = (b if case.kind.b_mn else b.T).astype(wide)
+    if case.kind.a == "b1":
+        x, y = (np.unpackbits(z.astype(np.uint8), axis=axis).astype(wide) for z, axis in ((x, 1), (y, 0)))
     found = []
     for i, n in enumerate(case.ns):
         m, start = rows_of(case, i), start_of(case, n)
@@ -171,16 +182,16 @@ def rows_of(case: Case, i: int) -> int:
 
 def start_of(case: Case, n: int) -> int:
     """The first column of B that a product of n takes: near the end, where an operand may start."""
-    unit = case.b_swizzle // itemsize(case.kind.b) if case.kind.b_mn else 8
+    unit = case.b_swizzle // itemsize(stored(case.kind.b)) if case.kind.b_mn else 8
     return (N - n) // unit * unit
 
 
 def tile_of(case: Case, operand: str, k: int) -> Any:
     """A or B in shared memory."""
     if operand == "a":
-        mn, mn_major, dtype, swizzle = M, case.kind.a_mn, case.kind.a, case.a_swizzle
+        mn, mn_major, dtype, swizzle = M, case.kind.a_mn, stored(case.kind.a), case.a_swizzle
     else:
-        mn, mn_major, dtype, swizzle = N, case.kind.b_mn, case.kind.b, case.b_swizzle
+        mn, mn_major, dtype, swizzle = N, case.kind.b_mn, stored(case.kind.b), case.b_swizzle
     shape = (k, mn) if mn_major else (mn, k)
     tiling = plgpu.TilingTransform((shape[0] if case.tall else 8, swizzle // itemsize(dtype)))
     return plgpu.SMEM(shape, dtype_of(dtype), transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
@@ -193,6 +204,10 @@ def part(tile: Any, mn_major: bool, first: int, size: int, along: Any, k_axis: i
     return ref.transpose((1, 0)) if mn_major == (k_axis == 1) else ref
 
 
+def bits_of(kind: Class) -> str | None:
+    return "and" if kind.a == "b1" else None
+
+
 def kernel_of(case: Case) -> Any:
     kind = case.kind
     halves = [ds(step * case.k // 2, case.k // 2) for step in range(2)]
@@ -202,7 +217,7 @@ def kernel_of(case: Case) -> Any:
         plgpu.copy_gmem_to_smem(a, a_tile, full)
         plgpu.copy_gmem_to_smem(b, b_tile, full)
         plgpu.barrier_wait(full)
-        loaded = [plgpu.load(a_tile.at[ds(M - 64, 64), k], layout=Layout.WGMMA) for k in halves if kind.registers]
+        loaded = [plgpu.load(a_tile.at[ds(M - 64, 64), k], layout=fragment(kind.a)) for k in halves if kind.registers]
         for i, (n, o) in enumerate(zip(case.ns, outs, strict=True)):
             m = rows_of(case, i)
 
@@ -211,7 +226,7 @@ def kernel_of(case: Case) -> Any:
                     acc[...] = c[ds(M - m, m), ds(start_of(case, n), n)]
                 for step, k in enumerate(halves):
                     x = loaded[step] if kind.registers else part(a_tile, kind.a_mn, M - m, m, k, 1)
-                    plgpu.wgmma(acc, x, part(b_tile, kind.b_mn, start_of(case, n), n, k, 0))
+                    plgpu.wgmma(acc, x, part(b_tile, kind.b_mn, start_of(case, n), n, k, 0), bits=bits_of(kind))
                     plgpu.wgmma_wait(0)
                 return acc[...]
 
@@ -267,7 +282,7 @@ def test_exact(case):
 
 def test_the_cases_are_the_whole_table():
     """Each class with each N, each swizzle of B and each of A; each class with each swizzle and tiling."""
-    assert len(CASES) <= 250
+    assert len(CASES) <= 300
     for kind, ns in classes():
         own = [c for c in CASES if c.kind == kind]
         assert {(c.b_swizzle, n) for c in own for n in c.ns} == set(itertools.product(SWIZZLES, ns))
@@ -296,15 +311,16 @@ def test_compiles(case, compiled):
     report = compiled(plan_of(case))
     assert report.complaints() == []
     instructions = sum(8 * rows_of(case, i) // 64 for i in range(len(case.ns)))
-    assert sum(report.mnemonics.get(m, 0) for m in ("HGMMA", "QGMMA", "IGMMA")) == instructions
+    assert sum(report.mnemonics.get(m, 0) for m in ("HGMMA", "QGMMA", "IGMMA", "BGMMA")) == instructions
 
 
 def test_what_the_table_lacks_is_refused():
-    """By the op: other pairs of types, majors of 8 and 32 bits, A of these in registers, N in between."""
+    """By the op: other pairs of types, majors of 8 and 32 bits, N in between."""
     legal = dict(classes())
     flags = itertools.product((False, True), repeat=3)
     kinds = [Class(a, b, acc, *f) for a, b, acc, f in itertools.product(KINDS, KINDS, ACCUMULATORS, tuple(flags))]
-    outside = [(k, 64) for k in kinds if k not in legal and not (k.registers and k.a_mn)]
+    of_bits = {k for k in kinds if (k.a == "b1") != (k.b == "b1")}  # an argument, not a type
+    outside = [(k, 64) for k in kinds if k not in legal and k not in of_bits and not (k.registers and k.a_mn)]
     outside += [
         (k, n) for k, ns in legal.items() for n in range(8, 257, 8) if n not in ns and not (k.registers or k.b_mn)
     ]
@@ -320,16 +336,16 @@ def one_product(case: Case) -> Plan:
     kind, k = case.kind, ds(0, 32)
 
     def body(a: Any, o: Any, a_tile: Any, b_tile: Any) -> None:
-        x = plgpu.load(a, layout=Layout.WGMMA) if kind.registers else part(a_tile, kind.a_mn, 0, 64, k, 1)
+        x = plgpu.load(a, layout=fragment(kind.a)) if kind.registers else part(a_tile, kind.a_mn, 0, 64, k, 1)
 
         def compute(acc: Any) -> Any:
-            plgpu.wgmma(acc, x, part(b_tile, kind.b_mn, 0, case.ns[0], k, 0))
+            plgpu.wgmma(acc, x, part(b_tile, kind.b_mn, 0, case.ns[0], k, 0), bits=bits_of(kind))
             return acc[...]
 
         o[...] = plgpu.run_scoped(compute, plgpu.ACC((64, case.ns[0]), dtype_of(kind.acc)))
 
     given, result = (
-        out(64, 32, dtype=dtype_of(kind.a)),
+        out(64, 32, dtype=dtype_of(stored(kind.a))),
         out(64, case.ns[0], dtype=dtype_of(kind.acc)),
     )
     kernel = plgpu.kernel(body, result, scratch_types=[tile_of(case, "a", 32), tile_of(case, "b", 32)])

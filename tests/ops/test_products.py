@@ -150,6 +150,23 @@ def test_other_types(dtype, b_dtype, out, compiled):
     assert compiled(plan).complaints() == []
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_8_bit_arrays_are_fragments(dtype, compiled):
+    """A from registers, where four elements along K make one."""
+    out = F32 if jnp.issubdtype(dtype, jnp.floating) else jnp.int32
+    a, b = random(dtype, 128, 128), random(dtype, 32, 128, seed=1)
+
+    def f(x: Any, y: Any) -> Any:
+        chosen = jnp.where(lax.broadcasted_iota(jnp.int32, (128, 128), 1) < 40, x[...], jnp.zeros((), dtype))
+        return lax.dot_general(chosen, y[...], (((1,), (1,)), ((), ())), preferred_element_type=out)
+
+    plan = plan_of(f, a, b, out=jax.ShapeDtypeStruct((128, 32), out))
+    assert "wgmma" in operations(plan)
+    cut = np.where(np.arange(128) < 40, np.asarray(a, np.float32), 0)
+    close(simulate(plan, [a, b])[0], cut, np.asarray(b).T)
+    assert compiled(plan).complaints() == []
+
+
 def test_exact_float32_is_no_wgmma():
     a, b = random(F32, 64, 64), random(F32, 64, 64, seed=1)
     plan = plan_of(product(F32, lax.Precision.HIGHEST), a, b)

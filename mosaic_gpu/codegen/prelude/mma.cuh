@@ -15,6 +15,8 @@ MOSAIC_MMA(mma_s8_s8, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32
 MOSAIC_MMA(mma_s8_u8, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32")
 MOSAIC_MMA(mma_u8_s8, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32")
 MOSAIC_MMA(mma_u8_u8, int, "r", "mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32")
+MOSAIC_MMA(mma_b1_and, int, "r", "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc")
+MOSAIC_MMA(mma_b1_xor, int, "r", "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.xor.popc")
 MOSAIC_MMA(mma_e4m3_e4m3, float, "f", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32")
 MOSAIC_MMA(mma_e4m3_e5m2, float, "f", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32")
 MOSAIC_MMA(mma_e5m2_e4m3, float, "f", "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32")

@@ -21,3 +21,6 @@ DI void order_after(float value, u32 bar) {
       "r"(bar)
       : "memory");
 }
+
+// A register of an 8-bit A: four elements along K, the first one lowest.
+DI u32 bytes_of(u8 a, u8 b, u8 c, u8 d) { return (u32)a | (u32)b << 8 | (u32)c << 16 | (u32)d << 24; }
