@@ -96,7 +96,9 @@ def test_a_product_with_a_in_registers_is_one_statement_however_wide(plan, array
 
         o[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 256)))
 
-    p = plan(body, array(64, 64, dtype=BF), out=array(64, 256), scratch_types=[plgpu.SMEM((64, 256), BF, transforms=TILE)])
+    p = plan(
+        body, array(64, 64, dtype=BF), out=array(64, 256), scratch_types=[plgpu.SMEM((64, 256), BF, transforms=TILE)]
+    )
     (product,) = body_lines(p, "wgmma_m64n256", "(v")
     assert product.count('"=&f"(') == 128 and product.count('"r"(') == 16 + 1, product
     (macro,) = (t for t in emit(p).splitlines() if "wgmma.mma_async" in t)
