@@ -23,7 +23,6 @@ _K_COVERS_V = (
     "E4: before this V is refilled the producer waits for a K whose scores began behind the last product with the V before, and "
     "which is released when both have ended"
 )
-_COUNTS = "no load here has the count that makes the difference: a tile has more key blocks"
 _Q_LATER = (
     "Q is loaded behind a tile's second K instead of its first; the second step is there even where the second K is not"
 )
@@ -123,7 +122,6 @@ EQUIVALENT: dict[str, str] = {
                 "turns: num_warpgroups 2 -> 1": _TURNS,
                 "when(when(barrier_wait q_empty)): eq 0 -> eq 1": _Q_LATER,
                 "delete barrier_wait k_empty": _BIAS_COVERS_K,
-                **{f"when(barrier_wait b_empty#{i}): ge 2 -> ge {n}": _COUNTS for i in (0, 1) for n in (1, 3)},
             },
             "attention_causal": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
