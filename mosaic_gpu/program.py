@@ -281,10 +281,12 @@ def scalars_of(operand: Operand) -> Iterator[Value]:
 
 def walk(equations: tuple[Equation, ...]) -> Iterator[Equation]:
     """Every equation, those in regions too, in program order."""
-    for e in equations:
+    waiting = list(reversed(equations))  # no generator in a generator: each would hand on all that those inside yield
+    while waiting:
+        e = waiting.pop()
         yield e
-        for r in e.regions:
-            yield from walk(r.equations)
+        for r in reversed(e.regions):
+            waiting += reversed(r.equations)
 
 
 SHAPE_ONLY = "dim_size"  # names a Ref, and accesses nothing of it

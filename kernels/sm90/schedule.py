@@ -43,14 +43,15 @@ def tile_table(
         blocks_of = order % blocks
         return _table(order // tiles, order % tiles, blocks_of, order // blocks, blocks, heads)
     last = -(-keys // block)
-    cost = [TILE_OVERHEAD + min(last, max(-(-((m + 1) * rows + diagonal) // block), 1)) for m in range(tiles)]
+    steps = [min(last, max(-(-((m + 1) * rows + diagonal) // block), 1)) for m in range(tiles)]
+    cost = [round(2 * (TILE_OVERHEAD + n)) for n in steps]  # in halves of key blocks
     ideal = max(pairs * sum(cost) / blocks, cost[-1])
-    best: tuple[float, np.ndarray, np.ndarray] | None = None
+    best: tuple[int, np.ndarray, np.ndarray] | None = None
     for group in _groups(pairs, heads // kv_heads, keys * head_dims * 2):
         # (pair, tile), longest first within each group
         order = np.arange(pairs, dtype=np.int32).reshape(-1, 1, group).repeat(tiles, 1).ravel()
         tile = np.tile(np.arange(tiles - 1, -1, -1, dtype=np.int32).repeat(group), pairs // group)
-        end, taken = _list_schedule([cost[m] for m in tile.tolist()], blocks)
+        end, taken = _list_schedule(np.array(cost)[tile], blocks)
         if best is None or end < NOTICEABLE * best[0]:
             best = end, np.stack([order, tile]), taken
         if best[0] * NOTICEABLE <= ideal:
@@ -60,15 +61,15 @@ def tile_table(
     return _table(order, tile, taken, _turns(taken, blocks), blocks, heads)
 
 
-def _list_schedule(costs: Sequence[float], blocks: int) -> tuple[float, np.ndarray]:
-    """(when the last is done, the block of each) if each in turn goes to the block that is free first."""
-    free = [(0.0, i) for i in range(blocks)]
-    taken = np.empty(len(costs), np.int32)
-    for n, c in enumerate(costs):
-        time, i = free[0]
-        taken[n] = i
-        heapq.heapreplace(free, (time + c, i))
-    return max(free)[0], taken
+def _list_schedule(costs: np.ndarray, blocks: int) -> tuple[int, np.ndarray]:
+    """(when the last is done, the block of each) if each in turn goes to the block that is free first, the lowest of them."""
+    free = list(range(blocks))  # when and which as one number, time * blocks + block: thousands of them are compared
+    taken = []
+    for c in (costs * blocks).tolist():
+        first = free[0]
+        taken.append(first)
+        heapq.heapreplace(free, first + c)
+    return max(free) // blocks, np.array(taken) % blocks
 
 
 def _turns(taken: np.ndarray, blocks: int) -> np.ndarray:
@@ -119,7 +120,7 @@ def key_tile_table(
     if behind is None:
         order = [(b, h, n) for b, h in pairs for n in range(tiles)]
     else:
-        cost = [1 + max(queries - max(n * rows + behind, 0), 0) / rows for n in range(tiles)]
+        cost = [rows + max(queries - max(n * rows + behind, 0), 0) for n in range(tiles)]
         group = max(_groups(len(pairs), 1, bytes_of_head))
         order = _ending_evenly(pairs, group, cost, blocks)
     table = np.array(order, np.int32).reshape(-1, 3)
@@ -128,7 +129,7 @@ def key_tile_table(
 
 
 def _ending_evenly(
-    pairs: list[tuple[int, int]], group: int, cost: Sequence[float], blocks: int
+    pairs: list[tuple[int, int]], group: int, cost: Sequence[int], blocks: int
 ) -> list[tuple[int, int, int]]:
     """(*pair, tile) by groups of pairs, tile by tile in each; the last group is as large as it takes."""
     ideal = max(len(pairs) * sum(cost) / blocks, max(cost))
@@ -137,7 +138,7 @@ def _ending_evenly(
         first = len(pairs) - last
         some = [pairs[i : i + group] for i in range(0, first, group)] + [pairs[first:]]
         order = [(b, h, n) for p in some for n in range(len(cost)) for b, h in p]
-        end, _ = _list_schedule([cost[n] for _, _, n in order], blocks)
+        end, _ = _list_schedule(np.array([cost[n] for _, _, n in order]), blocks)
         if end < NOTICEABLE * best[0]:
             best = end, order
         if best[0] * NOTICEABLE <= ideal or last == len(pairs):

@@ -10,15 +10,14 @@ from ..ops.wgmma import KINDS, WgmmaPlan
 from ..program import Affine, Value
 from .emit_tcgen05 import Tcgen05Emitter
 from .text import c_type
-from .wgmma_text import AccumulatorKind, Chain, Init, OperandKind, wgmma_function
+from .wgmma_text import AccumulatorKind, Chain, Init, OperandKind, Product, wgmma_product
 
-MOST_CHAINED = 96  # registers of an accumulator
 COPIED = "a_bits"
 ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 
 
 class MmaEmitter(Tcgen05Emitter):
-    """`functions`: name -> text of the wgmma wrappers that the kernel calls."""
+    """`functions`: name -> text of the macros that the kernel uses: the instructions of its warpgroup products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +43,6 @@ class MmaEmitter(Tcgen05Emitter):
         acc = self.names[p.acc]
         acc_registers = p.n // 4 if p.acc_type == "float16" else p.n // 2  # of 64 rows
         in_registers = isinstance(p.a, int)
-        k_steps = p.k // p.k_step
         with self.block():
             self.line(f"u32 b_low = {self.descriptor(p.b)};")
             if isinstance(p.a, SharedOperand):
@@ -52,21 +50,19 @@ class MmaEmitter(Tcgen05Emitter):
             fragments = self._fragments(p) if in_registers else ""
             if p.fence or fragments == COPIED:
                 self.line("wgmma_fence();")
-            # Of wide accumulators with A in registers a chain would be no faster to compile.
-            together = k_steps if not in_registers or acc_registers <= MOST_CHAINED else 1
             for mi in range(p.m // 64):
-                d = f"{acc} + {mi * acc_registers}" if mi else acc
-                for step in range(0, k_steps, together):
-                    init: Init = False if step or p.init == "add" else (True if p.init == "zero" else "dynamic")
-                    if in_registers:
-                        first = 4 * (mi * k_steps + step)
-                        a = ", ".join(f"{fragments}[{first + k}]" for k in range(4 * together))
-                    else:
-                        assert isinstance(p.a, SharedOperand)
-                        a = f"a_low + {p.a.row_offset(64 * mi) >> 4}" if mi else "a_low"
-                    b = f"b_low + {p.b.k_offset(step) >> 4}" if step else "b_low"
-                    tail = f", {acc}_live" if init == "dynamic" else ""
-                    self.line(f"{self._chain(p, init, together)}({d}, {a}, {b}{tail});")
+                init: Init = {"add": False, "zero": True}.get(p.init, "dynamic")
+                if in_registers:
+                    count = 4 * (p.k // p.k_step)
+                    inputs = [f"{fragments}[{mi * count + k}]" for k in range(count)]
+                else:
+                    assert isinstance(p.a, SharedOperand)
+                    inputs = [f"a_low + {p.a.row_offset(64 * mi) >> 4}" if mi else "a_low"]
+                inputs += ["b_low"] + [f"{acc}_live"] * (init == "dynamic")
+                product, instructions = self._product(p, init)
+                # Here, and not in a function of the prelude: an array that is passed on cannot become scalars (`scalars.py`).
+                d = [f"{acc}[{mi * acc_registers + i}]" for i in range(acc_registers)]
+                self.line(product.statement(instructions, d, inputs))
             self.line("wgmma_commit();")
         if p.init != "add":
             self.line(f"{acc}_live = 1;")
@@ -83,16 +79,16 @@ class MmaEmitter(Tcgen05Emitter):
             self.line(f"{COPIED}[{i}] = {f'bytes_of({four})' if size == 1 else f'as_u32({name}[{i}])'};")
         return COPIED
 
-    def _chain(self, p: WgmmaPlan, init: Init, steps: int) -> str:
-        """The function of so many steps along K, numbered where chains of one name have other offsets."""
-        shared = p.a if isinstance(p.a, SharedOperand) else None
+    def _product(self, p: WgmmaPlan, init: Init) -> tuple[Product, str]:
+        """All its steps along K, and the macro for its instructions, numbered where chains of one name have other offsets."""
+        shared, steps = p.a if isinstance(p.a, SharedOperand) else None, p.k // p.k_step
         chain = Chain(
             tuple(shared.k_offset(i) >> 4 for i in range(steps)) if shared else (),
             tuple(p.b.k_offset(i) >> 4 for i in range(steps)),
             descriptor_high(shared, False) if shared else 0,
             descriptor_high(p.b, False),
         )
-        name, text = wgmma_function(
+        product = wgmma_product(
             p.n,
             cast(OperandKind, KINDS[p.a_type]),
             cast(OperandKind, KINDS[p.b_type]),
@@ -103,12 +99,12 @@ class MmaEmitter(Tcgen05Emitter):
             init,
             chain,
         )
+        name = product.name
         number = self.chains.setdefault(name, {}).setdefault(chain, len(self.chains[name]))
         if number:
-            text = text.replace(f"{name}(", f"{name}_{number}(", 1)
             name = f"{name}_{number}"
-        self.functions[name] = text
-        return name
+        self.functions[name] = f"#define {name} {product.instructions}\n"
+        return product, name
 
     def descriptor(self, o: SharedOperand) -> str:
         """Lower word of an operand's descriptor: everything about it that is not a constant."""

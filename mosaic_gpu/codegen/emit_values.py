@@ -54,6 +54,16 @@ class ValueEmitter(Text):
             return f"unpack_{half(o.dtype)}_{'high' if index % 2 else 'low'}({self.name(o)}[{index // 2}])"
         return f"{self.name(o)}[{index}]"
 
+    def elements(self, o: Operand, count: int) -> list[str]:
+        """The first so many, as `element` writes each."""
+        if isinstance(o, Literal) or self.layout(o) is None:
+            return [self.scalar(o)] * count
+        assert isinstance(o, Value)
+        if o.dtype in PACKED:
+            return [self.element(o, i) for i in range(count)]
+        name = self.name(o)
+        return [f"{name}[{i}]" for i in range(count)]
+
     # ---- declarations ---------------------------------------------------------------------------------------------------
     def registers(self, v: Value) -> int:
         """C array length that holds the thread's part of `v`."""
@@ -127,7 +137,8 @@ class ValueEmitter(Text):
 
     def loop(self, count: int, body: str) -> None:
         """`body` for i = 0 ... count - 1, written out: NVVM takes a fifth longer to unroll it itself."""
-        texts = [re.sub(r"\bi\b", str(i), body) for i in range(count)]
+        pieces = re.split(r"\bi\b", body)
+        texts = [str(i).join(pieces) for i in range(count)]
         for k in range(0, count, 8):
             self.line(" ".join(texts[k : k + 8]))
 
@@ -169,9 +180,16 @@ class ValueEmitter(Text):
         elif pairs and e.op in ("add", "sub"):
             self.pairwise(result, f"{e.op}_pair", [(o, "") for o in e.operands])
         elif step.fma is not None:
-            self.assign_elements(result, [self.fma(step.fma, i) for i in range(layout.registers)])
+            terms = [
+                [f"-({x})" for x in texts] if sign else texts
+                for o, sign in _signed(step.fma, False)
+                for texts in (self.elements(o, layout.registers),)
+            ]
+            self.assign_elements(result, [f"fmaf({', '.join(x)})" for x in zip(*terms, strict=True)])
         else:
-            texts = [expression.format(*(self.element(o, i) for o in e.operands)) for i in range(layout.registers)]
+            operands = [self.elements(o, layout.registers) for o in e.operands]
+            rows = zip(*operands, strict=True) if operands else [()] * layout.registers
+            texts = [expression.format(*x) for x in rows]
             self.assign_elements(result, texts)
 
     def fma(self, fma: Fma, index: int, c: str | None = None) -> str:

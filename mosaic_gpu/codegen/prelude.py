@@ -46,6 +46,7 @@ _TRANSFERS: dict[str, tuple[Direction, Shape]] = {
 }
 _REDUCED = {f"tcgen05_load_{form}": form for form in REDUCED}  # sm_103a has these
 PIECES: tuple[str, ...] = (*_FILES, *_TRANSFERS)
+_BLANKS = {i: " " for i in range(128) if not (chr(i).isalnum() or chr(i) == "_")}  # for all that is in no word
 
 
 @functools.cache
@@ -98,5 +99,5 @@ def functions(name: str) -> frozenset[str]:
 
 def prelude_for(text: str) -> str:
     """The pieces of the prelude whose functions occur in ``text``."""
-    words = set(re.findall(r"\w+", text))
+    words = set(text.translate(_BLANKS).split())
     return prelude("common", *(name for name in (*PIECES, *_REDUCED) if functions(name) & words))

@@ -1,4 +1,4 @@
-"""C++ text of Hopper's warpgroup matrix products: a device function for each variant of ``wgmma.mma_async`` and chain of it.
+"""C++ text of Hopper's warpgroup matrix products: an asm statement for each variant of ``wgmma.mma_async`` and chain of it.
 
 The asynchronous product reads its operands and writes its accumulator until a ``wgmma_wait`` ends it; which registers
 may be touched meanwhile is the planner's affair. Fence, commit and wait are in the prelude (``wgmma.cuh``).
@@ -7,6 +7,7 @@ may be touched meanwhile is the planner's affair. Fence, commit and wait are in 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from mosaic_gpu.errors import IllegalInstruction
@@ -53,7 +54,31 @@ class Chain:
 ONE_STEP = Chain((0,), (0,), 0, 0)
 
 
-def wgmma_function(
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """An asm statement for D (+)= A B of shape 64 x n x (32 bytes), and those behind it in a chain.
+
+    registers: of the accumulator, of C++ type `c_type`.  inputs: the low word of A's descriptor, or four registers for each step,
+    the low word of B's, and with ``init`` "dynamic" an int that is 0 to overwrite D.  name: lacks what tells chains of other
+    offsets apart.
+    """
+
+    name: str
+    instructions: str
+    c_type: str
+    constraint: str
+    registers: int
+    inputs: tuple[str, ...]
+
+    def statement(self, instructions: str, d: Sequence[str], inputs: Sequence[str]) -> str:
+        """In C++: with the instructions (or a macro for them), the accumulator's registers and the inputs as written there."""
+        assert len(d) == self.registers and len(inputs) == len(self.inputs), self
+        outputs = ", ".join([f'"{self.constraint}"({x})' for x in d])
+        given = ", ".join([f'"r"({x})' for x in inputs])
+        return f"asm volatile({instructions} : {outputs} : {given});"
+
+
+def wgmma_product(
     n: int,
     a_kind: OperandKind,
     b_kind: OperandKind,
@@ -63,13 +88,11 @@ def wgmma_function(
     b_mn_major: bool,
     init: Init,
     chain: Chain = ONE_STEP,
-) -> tuple[str, str]:
-    """Name and text of the device function for a product D (+)= A B of shape 64 x n x (32 bytes), and those behind it in a chain.
+) -> Product:
+    """Registers are float for f32, int for s32 and u32, two values each, for f16.
 
-    Its parameters are ``(d, a, b_low)``: ``d`` a pointer to the accumulator's registers (``float*``; ``int*`` for s32; ``u32*``,
-    two values each, for f16), ``a`` the low word of a descriptor or four registers ``a0 … a3`` for each step, ``b_low`` one more
-    low word.  ``init`` True overwrites D in the first step (which then need not be set before), False adds to it, and "dynamic"
-    appends a parameter ``int scale_d`` that is 0 to overwrite.  The name lacks what tells chains of other offsets apart.
+    ``init`` True overwrites D in the first step (which then need not be set before), False adds to it, and "dynamic" decides when
+    it runs.
     """
     _refuse_illegal(n, a_kind, b_kind, d_kind, a_in_registers, a_mn_major, b_mn_major)
     count = accumulator_registers(n, d_kind)
@@ -79,7 +102,6 @@ def wgmma_function(
     inputs = [f"a{index}" for index in range(4 * steps)] if a_in_registers else ["a_low"]
     at_b = count + len(inputs)
     inputs += ["b_low"] + ["scale_d"] * (init == "dynamic")
-    parameters = [f"{c_type}* d", *(f"{'int' if x == 'scale_d' else 'u32'} {x}" for x in inputs)]
 
     flags = ["1", "1"] * (a_kind not in ("s8", "u8", "b1"))  # neither A nor B is negated
     if a_kind in ("f16", "bf16"):
@@ -97,22 +119,13 @@ def wgmma_function(
         operands = [f"{{{_numbered(0, count)}}}", source, "b", accumulate, *flags]
         types = f"{d_kind}.{a_kind}.{b_kind}" + ".and.popc" * (a_kind == "b1")
         lines.append(f"wgmma.mma_async.sync.aligned.{shape}.{types} {', '.join(operands)};")
-    instructions = "\\n".join(["{", *lines, "}"])
+    instructions = '"' + "\\n".join(["{", *lines, "}"]) + '"'
     access = "=&" if init is True else "+&"  # a step must not overwrite what the next one reads
-    outputs = ", ".join(f'"{access}{constraint}"(d[{index}])' for index in range(count))
-    given = ", ".join(f'"r"({name})' for name in inputs)
     majors = ("_ta" if a_mn_major else "") + ("_tb" if b_mn_major else "")
     ending = {True: "set", False: "add", "dynamic": "choose"}[init]
     place = "rs" if a_in_registers else "ss"
     name = f"wgmma_{shape}_{d_kind}_{a_kind}_{b_kind}_{place}{majors}_{ending}" + (f"_x{steps}" if steps > 1 else "")
-    text = (
-        f"DI void {name}({', '.join(parameters)}) {{\n"
-        f'  asm volatile("{instructions}"\n'
-        f"               : {outputs}\n"
-        f"               : {given});\n"
-        "}\n"
-    )
-    return name, text
+    return Product(name, instructions, c_type, access + constraint, count, tuple(inputs))
 
 
 def _word(name: str, low: str, offset: int, high: int) -> list[str]:

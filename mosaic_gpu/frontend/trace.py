@@ -64,9 +64,11 @@ SAME_AS = {"add_any": "add"}  # what autodiff writes, and the operation that it 
 def user_line(equation: Any, outer: Line | None) -> Line | None:
     """The innermost line of the traceback that is the user's: not JAX's, NumPy's or ours (our kernels count as a user's)."""
     found = equation.source_info.traceback
-    for f in found.frames if found else ():
-        if is_users(f.file_name):
-            return Line(os.path.abspath(f.file_name), int(f.line_num), str(f.function_name))
+    if found is None:
+        return outer
+    for code, at in zip(*found.raw_frames(), strict=True):  # `frames` makes strings of all seventy of them
+        if is_users(code.co_filename):
+            return Line(_absolute(code.co_filename), int(found.code_addr2line(code, at)), str(code.co_qualname))
     return outer  # e.g. inside jnp.where, whose trace JAX caches: no frame of the user
 
 
@@ -74,6 +76,9 @@ def is_jaxs(jaxpr: Any) -> bool:
     """Whether it is of a jitted function of JAX's: JAX keeps its trace, and in that the lines of whoever called it first."""
     source = str(getattr(getattr(jaxpr, "debug_info", None), "func_src_info", "") or "")
     return source.rpartition(" at ")[2].startswith(JAX_FOLDER)
+
+
+_absolute = functools.lru_cache(maxsize=4096)(os.path.abspath)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -104,10 +104,12 @@ def _specialize(
             if len({v.item() for v in folded}) == 1:
                 env[e.results[0].id] = _literal(folded[0], e.results[0].dtype)
                 continue
+        # A scope at the top is transparent: branches in it are still outermost.
+        inner_outcomes = outcomes if e.op == "run_scoped" else None
+        if outcomes is not None and inner_outcomes is None:
+            continue  # only outcomes are asked for, and there are none inside
         regions = []
         for r in e.regions:
-            # A scope at the top is transparent: branches in it are still outermost.
-            inner_outcomes = outcomes if e.op == "run_scoped" else None
             body, inner = _specialize(r.equations, thread_name, members, known, dict(env), inner_outcomes)
             regions.append(Region(r.inputs, tuple(body), tuple(substitute(o, inner) for o in r.outputs)))
         out.append(e.with_(operands=operands, regions=tuple(regions)))

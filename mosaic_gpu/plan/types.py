@@ -27,6 +27,7 @@ ON_ANY_VALUE = {
 }
 IN_MEMORY = ("gmem", "smem", "tmem", "acc")
 IN_REGISTERS = ITEM_BITS.keys() - {"float8_e8m0fnu"}  # which is copied only: factors of tcgen05_mma
+PLAIN = IN_REGISTERS - set(SMALL_FLOATS) - set(INT4)  # which every operation computes with, or refuses by its own rule
 
 
 def refuse_ref(ref: Value, line: Line | None) -> None:
@@ -43,6 +44,8 @@ def refuse_types(e: Equation) -> None:
     """UnsupportedPrimitive for values of types that a kernel has no registers for, or does not compute with."""
     for ref in (v for r in e.regions for v in r.inputs if v.space is not None):
         refuse_ref(ref, e.line)
+    if all(isinstance(o, View) or o.dtype in PLAIN for o in (*e.results, *e.operands)):
+        return
     known = ", ".join((*FLOATS, *INTEGERS, *INT4, "bool"))
     values: list[tuple[str, Value | Literal]] = [("makes", v) for v in e.results]
     values += [("takes", o) for o in e.operands if not isinstance(o, View)]

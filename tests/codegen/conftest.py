@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mosaic_gpu.codegen.prelude import generated, prelude
-from mosaic_gpu.codegen.wgmma_text import wgmma_function
+from tests.wgmma_functions import wgmma_function
 
 USER_FILE = "/home/someone/kernel.py"
 

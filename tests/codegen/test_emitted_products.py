@@ -74,17 +74,41 @@ def test_a_tall_product_has_one_instruction_for_64_rows(plan, array):
     p = plan(body, array(8), out=array(128, 64), scratch_types=scratch)
     first, second = body_lines(p, "wgmma_m64n64", "(v")
     name = "wgmma_m64n64k16_f32_bf16_bf16_ss_tb_set_x4"
-    acc = re.fullmatch(rf"{name}\((v\d+), a_low, b_low\);", first)[1]
-    assert second == f"{name}({acc} + 32, a_low + {64 * 128 // 16}, b_low);", (
-        "the second 64 rows have registers of their own"
-    )
+    acc = re.search(r"\((v\d+)_0\)", first)[1]
+
+    def statement(start, a):
+        registers = ", ".join(f'"=&f"({acc}_{start + i})' for i in range(32))
+        return f'asm volatile({name} : {registers} : "r"({a}), "r"(b_low));'
+
+    assert first == statement(0, "a_low")
+    assert second == statement(32, f"a_low + {64 * 128 // 16}"), "the second 64 rows have registers of their own"
     (function,) = (t for t in emit(p).splitlines() if "wgmma.mma_async" in t)
     steps = [(f"%{x}", str(k * unit)) for k in (1, 2, 3) for x, unit in ((32, 2), (33, 128))]
     assert re.findall(r"add.u32 low, (%\d+), (\d+);", function) == steps
     assert re.findall(r", (\w+), 1, 1, 0, 1;", function) == ["0", "1", "1", "1"]
 
 
-def test_products_of_one_shape_and_other_offsets_have_functions_of_their_own(plan, array, compiled):
+def test_a_product_with_a_in_registers_is_one_statement_however_wide(plan, array, compiled):
+    def body(x, o, b):
+        def scope(acc):
+            plgpu.wgmma(acc, plgpu.layout_cast(x[...], plgpu.Layout.WGMMA), b)
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(scope, plgpu.ACC((64, 256)))
+
+    p = plan(
+        body, array(64, 64, dtype=BF), out=array(64, 256), scratch_types=[plgpu.SMEM((64, 256), BF, transforms=TILE)]
+    )
+    (product,) = body_lines(p, "wgmma_m64n256", "(v")
+    assert product.count('"=&f"(') == 128 and product.count('"r"(') == 16 + 1, product
+    (macro,) = (t for t in emit(p).splitlines() if "wgmma.mma_async" in t)
+    assert re.findall(r"\{(%1\d\d, [^}]*)\}, b, (\d)", macro) == [
+        (", ".join(f"%{128 + 4 * k + i}" for i in range(4)), str(int(k > 0))) for k in range(4)
+    ]
+    assert compiled(p).complaints() == []
+
+
+def test_products_of_one_shape_and_other_offsets_have_macros_of_their_own(plan, array, compiled):
     def body(x, o, a, b, c, d):
         def scope(acc):
             plgpu.wgmma(acc, a, b)
@@ -97,9 +121,9 @@ def test_products_of_one_shape_and_other_offsets_have_functions_of_their_own(pla
     narrow = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
     ones = [plgpu.SMEM((64, 64), BF, transforms=t) for t in (TILE, TILE, narrow, narrow)]
     p = plan(body, array(8), out=array(64, 64), scratch_types=ones)
-    names = [t[: t.index("(")] for t in body_lines(p, "wgmma_m64n64", "(v")]
+    names = [re.match(r"asm volatile\((\w+) :", t)[1] for t in body_lines(p, "wgmma_m64n64", "(v")]
     assert len(names) == 3 and names[0][: names[0].index("_ss")] == names[1][: names[1].index("_ss")]
-    texts = {n: emit(p).split(f"DI void {n}(")[1].split("\n}")[0] for n in names[1:]}
+    texts = {n: emit(p).split(f"#define {n} ")[1].split("\n")[0] for n in names[1:]}
     offsets = {n: re.findall(r"add.u32 low, %32, (\d+);", t) for n, t in texts.items()}
     assert offsets == {names[1]: ["2", "32", "34"], names[2]: ["2", "4", "6"]}
     assert compiled(p).complaints() == []

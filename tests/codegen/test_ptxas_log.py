@@ -7,7 +7,7 @@ import pytest
 from mosaic_gpu.codegen.nvrtc import compile_cuda
 from mosaic_gpu.codegen.prelude import generated, prelude
 from mosaic_gpu.codegen.ptxas_log import PtxasLog, parse_log
-from mosaic_gpu.codegen.wgmma_text import wgmma_function
+from tests.wgmma_functions import wgmma_function
 
 USER_FILE = "/home/someone/kernel.py"
 FENCE, COMMIT, WAIT = "wgmma_fence();\n", "wgmma_commit();\n", "wgmma_wait<0>();\n"

@@ -8,8 +8,9 @@ import pytest
 from mosaic_gpu.codegen import sass
 from mosaic_gpu.codegen.nvrtc import compile_cuda
 from mosaic_gpu.codegen.prelude import generated, prelude
-from mosaic_gpu.codegen.wgmma_text import DEPTH, accumulator_registers, wgmma_function
+from mosaic_gpu.codegen.wgmma_text import DEPTH, accumulator_registers
 from mosaic_gpu.errors import IllegalInstruction
+from tests.wgmma_functions import wgmma_function
 
 C_TYPE = {"f32": "float", "f16": "u32", "s32": "int"}
 Variant = tuple[int, Any, Any, Any, bool, bool, bool, Any]

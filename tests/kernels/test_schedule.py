@@ -53,8 +53,8 @@ def test_key_tiles_are_all_there_and_end_evenly(b, h_kv, group, t, s, rows, caus
     ]
     if behind is None:
         return
-    cost = [1 + max(s - max(n * rows + behind, 0), 0) / rows for n in range(tiles)]
-    end, _ = _list_schedule([cost[n] for n in table[:, 2]], 132)
+    cost = [rows + max(s - max(n * rows + behind, 0), 0) for n in range(tiles)]
+    end, _ = _list_schedule(np.array(cost)[table[:, 2]], 132)
     assert end <= 1.01 * max(sum(cost) * b * h_kv / 132, max(cost))
 
 

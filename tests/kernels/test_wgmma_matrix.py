@@ -19,7 +19,7 @@ import pytest
 
 import mosaic_gpu as plgpu
 from mosaic_gpu import Layout, ds
-from mosaic_gpu.codegen.wgmma_text import wgmma_function
+from mosaic_gpu.codegen.wgmma_text import wgmma_product
 from mosaic_gpu.errors import IllegalInstruction
 from mosaic_gpu.layouts.operands import SharedOperand
 from mosaic_gpu.layouts.shared import itemsize
@@ -50,7 +50,7 @@ class Class:
         """By the emitter's table of instructions."""
         majors = (self.registers, self.a_mn, self.b_mn)
         try:
-            wgmma_function(n, KINDS[self.a], KINDS[self.b], ACCUMULATORS[self.acc], *majors, False)
+            wgmma_product(n, KINDS[self.a], KINDS[self.b], ACCUMULATORS[self.acc], *majors, False)
         except IllegalInstruction:
             return False
         return True

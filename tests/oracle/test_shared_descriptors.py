@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from mosaic_gpu.codegen.encodings import Instruction
-from mosaic_gpu.codegen.wgmma_text import wgmma_function
 from mosaic_gpu.layouts.operands import (
     SharedOperand,
     decode_descriptor,
@@ -35,6 +34,7 @@ from mosaic_gpu.ops.tcgen05_rules import TYPES as TCGEN05_TYPES
 from mosaic_gpu.ops.wgmma import KINDS as WGMMA_KINDS
 from mosaic_gpu.program import Affine, DimIndex, Value, View
 from mosaic_gpu.simulator.tensor_core import instruction_addresses
+from tests.wgmma_functions import wgmma_function
 
 SHARED_MEMORY = 232448  # bytes of a block
 LEADING, STRIDE = 0x3FFF << 16, 0x3FFF << 32  # the two offsets in a descriptor

@@ -19,7 +19,7 @@ import pytest
 import mosaic_gpu as plgpu
 from mosaic_gpu import errors
 from mosaic_gpu.codegen.emitter import emit
-from mosaic_gpu.codegen.wgmma_text import wgmma_function
+from mosaic_gpu.codegen.wgmma_text import wgmma_product
 from mosaic_gpu.errors import MosaicGpuError
 from mosaic_gpu.plan.build import build_plan
 
@@ -151,7 +151,7 @@ def matches(key: tuple[str, str], site: Site, what: str) -> bool:
 )
 def test_what_the_template_refuses(n: int, kinds: Any, registers: bool, majors: Any, words: str) -> None:
     with pytest.raises(errors.IllegalInstruction, match=words):
-        wgmma_function(n, *kinds, registers, *majors, "dynamic")
+        wgmma_product(n, *kinds, registers, *majors, "dynamic")
 
 
 def test_names_are_unique() -> None:
