@@ -26,6 +26,8 @@ def scalars(text: str) -> str:
 
     def declaration(m: re.Match[str]) -> str:
         before, kind, name, count = m.groups()
+        if int(count) == 0:  # of an array of no elements: C++ has no such declaration, neither as an array nor of no names
+            return before
         names = [f"{name}[{count}]"] if name in stay else [f"{name}_{i}" for i in range(int(count))]
         return f"{before}{kind}{', '.join(names)}"
 
