@@ -60,12 +60,13 @@ test-space: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu
 
-# What these tests simulate, compiled for `python -m tests.gpu.replay recording.zip` on a Hopper GPU.
+# What these tests simulate, compiled for `python -m tests.gpu.replay recording.zip` on a Hopper GPU; also where a test fails, as
+# does the target then.
 TESTS ?= $(addprefix tests/,ops pallas frontend layouts examples host_gpu codegen simulator)
 recording: $(STAMP)
 	rm -rf build/recording
-	$(BIN)/python -m pytest -p tests.gpu.recording --record build/recording --numprocesses auto $(TESTS)
-	$(BIN)/python -m tests.gpu.recording build/recording recording.zip
+	status=0; $(BIN)/python -m pytest -p tests.gpu.recording --record build/recording --numprocesses auto $(TESTS) || status=$$?; \
+	$(BIN)/python -m tests.gpu.recording build/recording recording.zip && exit $$status
 
 clean:
 	rm -rf build dist .venv-jax* .mypy_cache .pytest_cache .ruff_cache

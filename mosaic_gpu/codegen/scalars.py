@@ -39,7 +39,8 @@ def scalars(text: str) -> str:
         out[4::5] = ["]" if name in stay else "" for name in parts[1::3]]
     between = "".join(out).split(_MARK)
     declarations = (
-        f"{before}{kind}{f'{name}[{size}]' if name in stay else _variables(name, int(size))}"
+        # Of an array of no elements there is none: C++ has no such declaration, neither as an array nor of no names.
+        f"{before}{kind}{f'{name}[{size}]' if name in stay else _variables(name, int(size))}" if int(size) else before
         for before, kind, name, size in zip(around[1::5], around[2::5], declared, around[4::5], strict=True)
     )
     return "".join(itertools.chain.from_iterable(itertools.zip_longest(between, declarations, fillvalue="")))

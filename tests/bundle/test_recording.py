@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
+import traceback
 import types
 
 import jax
@@ -16,7 +19,7 @@ from jax import lax
 
 import mosaic_gpu as plgpu
 from mosaic_gpu.bundle import files
-from mosaic_gpu.errors import Race, UnsupportedCall
+from mosaic_gpu.errors import Deadlock, Race, UnsupportedCall
 from mosaic_gpu.plan.build import build_plan
 from mosaic_gpu.simulator import SimulatorParams, UnwrittenOutput, machine, simulate
 from tests.bundle import replay_work as launches
@@ -25,15 +28,15 @@ from tests.gpu.comparison import compare
 from tests.support import out, randoms
 
 BF16 = ml_dtypes.bfloat16
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def importable():
     """The processes that compile and replay import `tests`; pytest itself does without the path."""
-    root = str(pathlib.Path(__file__).parents[2])
-    sys.path.insert(0, root)
+    sys.path.insert(0, str(ROOT))
     yield
-    sys.path.remove(root)
+    sys.path.remove(str(ROOT))
 
 
 def twice(x, o):
@@ -265,3 +268,36 @@ def test_comparison_of_others():
         np.array([0.0], np.float32), np.array([-0.0], np.float32)
     )
     assert jnp.isfinite(compare(inf * np.float32(1 + 1e-7), inf).norm)
+
+
+def stuck(x, o, barrier):
+    plgpu.when(x[0, 0] >= -1e9)(lambda: plgpu.barrier_wait(barrier))
+    plgpu.when(x[0, 0] < -1e9)(lambda: plgpu.barrier_arrive(barrier))  # else it is refused before it runs
+    o[0] = x[0]
+
+
+def test_a_finding_has_no_frame_of_the_recorder(recorder):
+    """What tests say of tracebacks holds while they are recorded."""
+    kernel = plgpu.kernel(stuck, out(1, 128), scratch_types=[plgpu.Barrier()])
+    with pytest.raises(Deadlock) as e:
+        kernel(randoms(1, 128))
+    shown = [f.name for f in traceback.extract_tb(e.value.__traceback__)]
+    assert shown == ["test_a_finding_has_no_frame_of_the_recorder", "__call__"]
+    assert len(list((recorder.folder / "found").iterdir())) == 1
+
+
+@pytest.mark.parametrize("failing", ["pytest", "recording", None])
+def test_a_failed_test_does_not_lose_the_recording(tmp_path, failing):
+    """`make recording` compiles what was recorded all the same, and fails; it also fails where that does."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in ("mosaic_gpu", "kernels", "bin"):
+        (tmp_path / folder).mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\necho $2 >> ran\ncase $2 in *{failing}) exit 1;; esac\n")
+    python.chmod(0o755)
+    command = ["make", "recording", "VENV=.", "--assume-old", "./.installed"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "ran").read_text().split() == ["pytest", "tests.gpu.recording"], made.stderr
+    assert (made.returncode != 0) == (failing is not None), made.stderr

@@ -31,3 +31,8 @@ def test_other_names_are_no_arrays_of_registers():
 
 def test_nothing_declared():
     assert scalars("a[1] = b[2];") == "a[1] = b[2];"
+
+
+def test_arrays_of_no_elements_are_not_declared():
+    assert scalars("float v1[0]; int r2_x[0]; u32 v3[1]; v3[0] = 1;") == "; ; u32 v3_0; v3_0 = 1;"
+    assert scalars("short v1[0];\ngiven(v1);").startswith(";\n")

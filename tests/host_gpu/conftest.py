@@ -2,86 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
+import functools
 import pathlib
-import shutil
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mosaic_gpu.codegen.build import body_of
-from mosaic_gpu.codegen.emitter import HELPERS, emit, launch_grid, parameters
-from mosaic_gpu.codegen.text import stored_type
-from mosaic_gpu.ops.elementwise import numpy_dtype
+from mosaic_gpu.codegen.emitter import emit
 from mosaic_gpu.plan.model import Plan
 from mosaic_gpu.simulator import simulate
 
-HERE = pathlib.Path(__file__).parent
-COMPILER = shutil.which("g++")
-FLAGS = ["-std=c++20", "-shared", "-fPIC", "-pthread", "-w", "-ffp-contract=off"]
-
-
-def _build(source: pathlib.Path, *more: str) -> pathlib.Path:
-    target = source.with_suffix(".so")
-    subprocess.run([str(COMPILER), *FLAGS, "-I", str(HERE), "-o", str(target), str(source), *more], check=True)
-    return target
+from . import host
 
 
 @pytest.fixture(scope="session")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    if COMPILER is None:
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("runtime")
-    (folder / "probe.cpp").write_text("#include <barrier>\nstd::barrier<> probe(1);\n")
     try:
-        _build(folder / "probe.cpp")
-    except subprocess.CalledProcessError:
-        pytest.skip("g++ without <barrier>, which is of C++20")
-    source = folder / "runtime.cpp"
-    shutil.copy(HERE / "runtime.cpp", source)
-    return ctypes.CDLL(str(_build(source, "-O1")), mode=ctypes.RTLD_GLOBAL)
+        return host.load_runtime(tmp_path_factory.mktemp("runtime"))
+    except host.Unavailable as e:
+        pytest.skip(str(e))
 
 
 @pytest.fixture
 def on_host(runtime: Any, tmp_path: pathlib.Path) -> Callable[..., list[np.ndarray]]:
     """on_host(plan, arrays): the outputs that the emitted C++ computes; what it leaves alone has bytes 0xAB."""
-
-    def run(plan: Plan, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        values = plan.program.inputs
-        outputs = [
-            np.full(math.prod(v.shape) * numpy_dtype(v.dtype).itemsize, 0xAB, np.uint8)
-            .view(numpy_dtype(v.dtype))
-            .reshape(v.shape)
-            for v in values[len(arrays) :]
-        ]
-        memory = [np.ascontiguousarray(a) for a in arrays] + outputs
-        given: list[Any] = []
-        texts = []
-        for i, p in enumerate(parameters(plan)):
-            assert p.kind != "map", "no TMA here"
-            if p.kind == "pointer":
-                given.append(ctypes.c_void_p(memory[p.index].ctypes.data))
-                texts.append(f"({stored_type(values[p.index].dtype)}*)a[{i}]")
-            else:
-                given.append(
-                    ctypes.c_void_p(values[p.index].shape[p.axis] if p.kind == "dim" else plan.program.grid[p.index])
-                )
-                texts.append(f"(int)(long long)a[{i}]")
-        helpers = "\n".join(t for t in HELPERS.splitlines() if "asm(" not in t)
-        launch = f'extern "C" void launch(void** a) {{ kernel({", ".join(texts)}); }}'
-        source = tmp_path / f"kernel{len(list(tmp_path.iterdir()))}.cpp"
-        source.write_text(f'#include "kernel.h"\n{helpers}\n{body_of(emit(plan))}\n{launch}\n')
-        library = ctypes.CDLL(str(_build(source)))
-        argument = (ctypes.c_void_p * max(len(given), 1))(*given)
-        stuck = runtime.run(library.launch, argument, *launch_grid(plan), plan.threads)
-        assert not stuck, "a barrier was waited on for 10 seconds"
-        return outputs
-
-    return run
+    return functools.partial(host.run, runtime, tmp_path)
 
 
 @pytest.fixture

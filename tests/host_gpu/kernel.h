@@ -2,6 +2,8 @@
 // Only kernels without wgmma, tcgen05 and TMA; their arithmetic, addresses and barriers are tried.
 #include <math.h>
 #include <string.h>
+#include <limits>
+#include <type_traits>
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,7 +15,8 @@ struct uint4 { u32 x, y, z, w; };
 
 extern thread_local Dim threadIdx, blockIdx;
 extern Dim gridDim;
-extern unsigned char shared[];
+extern unsigned char* inside;  // of the guards around it
+static unsigned char* const shared = inside;
 u32 exchange(u32 value, int lane);  // what `lane` of this warp gave
 void named_barrier_sync(u32 id, u32 threads);
 void named_barrier_arrive(u32 id, u32 threads);
@@ -43,6 +46,19 @@ DI long long __double_as_longlong(double x) { return bits<long long>(x); }
 DI float __int_as_float(int x) { return bits<float>(x); }
 DI double __longlong_as_double(long long x) { return bits<double>(x); }
 #include "../../mosaic_gpu/codegen/prelude/numbers.cuh"
+
+// Casts to integers, which host.py has written as `As<int>() ->* x`: of floats as CUDA has them, the nearest end of the range
+// for what lies outside, zero for NaN; C++ leaves that open.
+template <class... T> struct As {};
+template <class T, class X> DI T operator->*(As<T>, X x) {
+  if constexpr (std::is_floating_point_v<X>) {
+    typedef std::conditional_t<sizeof(T) < 4, std::conditional_t<std::is_signed_v<T>, int, u32>, T> Wide;
+    const X low = (X)std::numeric_limits<Wide>::min(), end = ldexp((X)1, std::numeric_limits<Wide>::digits);
+    return (T)(x != x ? 0 : x <= low ? std::numeric_limits<Wide>::min() : x >= end ? std::numeric_limits<Wide>::max() : (Wide)x);
+  } else return (T)x;
+}
+template <class... A, class... B> DI As<A..., B...> operator->*(As<A...>, As<B...>) { return {}; }
+template <class A, class B, class... C, class X> DI A operator->*(As<A, B, C...>, X x) { return As<A>() ->* (As<B, C...>() ->* x); }
 
 DI u32 shared_address(const void*) { return 0; }
 DI int own_lane() { return threadIdx.x % 32; }
@@ -92,6 +108,39 @@ DI u32 max(u32 a, u32 b) { return a > b ? a : b; }
 DI long long max(long long a, long long b) { return a > b ? a : b; }
 DI long long min(long long a, long long b) { return a < b ? a : b; }
 DI u32 min(u32 a, u32 b) { return a < b ? a : b; }
+
+DI int __popcll(u64 x) { return __builtin_popcountll(x); }
+DI float erfinvf(float y) {  // by Newton's method, from a rough start
+  double x = y, w = log1p(-x * x), a = 2 / (M_PI * 0.147) + w / 2, z = copysign(sqrt(sqrt(a * a - w / 0.147) - a), x);
+  if (!(fabs(x) < 1)) return fabs(x) == 1 ? copysignf(INFINITY, y) : NAN;
+  for (int i = 0; i < 4; i++) z -= (erf(z) - x) / (M_2_SQRTPI * exp(-z * z));
+  return (float)(x == 0 ? x : z);
+}
+DI float exp2_fma(float x) {
+  x = fmaxf(x, -125.f);
+  const float shifted = x + 12582912.f, f = x - (shifted - 12582912.f);
+  const float p = __builtin_fmaf(f, __builtin_fmaf(f, __builtin_fmaf(f, 0.05517109f, 0.24260999f), 0.69326097f), 0.99992814f);
+  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+
+// Atomic updates of global memory, one at a time.
+struct OneAtATime {
+  OneAtATime();
+  ~OneAtATime();
+};
+#define RED(name, type, update)                                                  \
+  DI void red_##name(type* place, type x) { OneAtATime lock; update; }
+#define REDS(type, kind) RED(add_##type, kind, *place += x) RED(max_##type, kind, if (x > *place) *place = x) \
+  RED(min_##type, kind, if (x < *place) *place = x) RED(and_##type, kind, *place &= x) RED(or_##type, kind, *place |= x) \
+  RED(xor_##type, kind, *place ^= x)
+REDS(int32, int)
+REDS(uint32, u32)
+REDS(int64, long long)
+REDS(uint64, u64)
+RED(add_float32, float, *place += x)
+RED(add_float64, double, *place += x)
+RED(add_float16, u16, *place = to_f16(from_f16(*place) + from_f16(x)))
+RED(add_bfloat16, u16, *place = to_bf16(from_bf16(*place) + from_bf16(x)))
 
 // Four 8x8 matrices: lane i has the address of row i % 8 of matrix i / 8; register j holds two elements of matrix j.
 DI void stmatrix_x4(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
@@ -154,8 +203,6 @@ DI void ldmatrix_x4_trans(u32& r0, u32& r1, u32& r2, u32& r3, u32 address) {
 
 DI u32 to_tf32(float x) { u32 u = bits<u32>(x); return x - x != 0 ? u : (u + 0x1000) & 0xffffe000u; }
 
-// mma.sync m16n8, 32 bytes of K, by PTX's table of fragments: a line of K lies in the four lanes of a group, 4 bytes each.
-static u32 tiles[32][32][6];
 struct F16 { typedef u16 stored; static float of(u16 x) { return from_f16(x); } };
 struct Bf16 { typedef u16 stored; static float of(u16 x) { return from_bf16(x); } };
 struct Tf32 { typedef u32 stored; static float of(u32 x) { return bits<float>(x & 0xffffe000u); } };
@@ -168,6 +215,26 @@ struct E4m3 {
     return (x & 0x7f) == 0x7f ? NAN : from_f16((u16)((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.f;
   }
 };
+
+// Floats of 8 bits: the nearest of all codes, the even one of two; too large ones become the largest finite one.
+template <class T> u8 to_float8(float x, int finite) {
+  if (x != x) return 0x7f;
+  int best = 0;
+  for (int code = 1; code <= finite; code++) {
+    double off = fabs(T::of((u8)code) - fabs((double)x)), before = fabs(T::of((u8)best) - fabs((double)x));
+    if (off < before || (off == before && code % 2 == 0)) best = code;
+  }
+  return (u8)(best | (signbit(x) ? 0x80 : 0));
+}
+DI u8 to_e4m3(float x) { return fabsf(x) <= 464.f ? to_float8<E4m3>(x, 0x7e) : (u8)(0x7f | (signbit(x) ? 0x80 : 0)); }
+DI u8 to_e5m2(float x) {
+  return fabsf(x) < 61440.f ? to_float8<E5m2>(x, 0x7b) : (u8)((x == x ? 0x7c : 0x7e) | (signbit(x) ? 0x80 : 0));
+}
+DI float from_e4m3(u8 x) { return E4m3::of(x); }
+DI float from_e5m2(u8 x) { return E5m2::of(x); }
+
+// mma.sync m16n8, 32 bytes of K, by PTX's table of fragments: a line of K lies in the four lanes of a group, 4 bytes each.
+static u32 tiles[32][32][6];
 template <class A, class B, class T>
 void mma(T& d0, T& d1, T& d2, T& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   auto& all = tiles[threadIdx.x / 32];

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,7 +14,10 @@ typedef unsigned int u32;
 struct Dim { int x, y, z; };
 thread_local Dim threadIdx, blockIdx;
 Dim gridDim;
-alignas(1024) unsigned char shared[256 * 1024];
+constexpr int kGuard = 64 * 1024, kShared = 256 * 1024;
+constexpr unsigned char kUntouched = 0xa5;
+alignas(1024) unsigned char guarded[kGuard + kShared + kGuard];  // shared memory, and what nobody is to write around it
+unsigned char* inside = guarded + kGuard;
 
 namespace {
 struct Warp {
@@ -82,12 +86,26 @@ void mbarrier_wait(u32 address, u32 parity) {
   wait(lock, [&] { return (u32)(b.phase & 1) != parity; });
 }
 
-extern "C" int run(void (*kernel)(void**), void** arguments, int x, int y, int z, int threads) {
+bool untouched(const unsigned char* from, const unsigned char* to) {
+  while (from < to && *from == kUntouched) from++;
+  return from == to;
+}
+
+struct OneAtATime {
+  OneAtATime();
+  ~OneAtATime();
+};
+OneAtATime::OneAtATime() { guard.lock(); }
+OneAtATime::~OneAtATime() { guard.unlock(); }
+
+// 0: all is well; 1: somebody waited too long; 2: something was written outside of the block's `bytes` of shared memory.
+extern "C" int run(void (*kernel)(void**), void** arguments, int x, int y, int z, int threads, int bytes) {
   gridDim = {x, y, z};
   stuck = false;
   block_threads = threads;
   for (int block = 0; block < x * y * z; block++) {
-    memset(shared, 0xff, sizeof shared);
+    memset(guarded, kUntouched, sizeof guarded);
+    memset(inside, 0xff, bytes);
     warps.clear();
     for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<Warp>());
     named.clear();
@@ -100,6 +118,8 @@ extern "C" int run(void (*kernel)(void**), void** arguments, int x, int y, int z
         kernel(arguments);
       });
     for (auto& t : all) t.join();
+    if (stuck) return 1;
+    if (!untouched(guarded, inside) || !untouched(inside + bytes, std::end(guarded))) return 2;
   }
-  return stuck;
+  return 0;
 }
