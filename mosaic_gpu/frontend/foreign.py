@@ -23,6 +23,7 @@ DTYPE = re.compile(r"Invalid dtype for `(\w+)`\. Ref dtype: (\w+)\. Value dtype:
 RANK = re.compile(rf"`indices` must not be longer than `shape`: indices=(.*), shape={_TUPLE}", re.S)
 NEW_AXIS = re.compile(r"^not enough values to unpack \(expected 1, got 0\)$")
 SEQUENCE = re.compile(r"^too many values to unpack \(expected 1|between instances of 'list' and 'int'")
+OF_A_TREE = re.compile(r"^(list|tuple) indices must be integers or slices, not (ellipsis|tuple)")
 NO_INDEX = re.compile(r"^Argument '(.*)' of type .* is not a valid JAX type", re.S)
 STEP = re.compile("slice must have a step|slice step cannot be zero")
 REF_AS_ARRAY = re.compile(
@@ -139,6 +140,12 @@ def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
     if SEQUENCE.search(text) and _is_of_an_index(error):
         return UnsupportedCall(
             "a list among a Ref's indices: ref[i, j] is one element; several rows an array takes, ref[jnp.array([0, 2])]",
+            line,
+        )
+    if found := OF_A_TREE.search(text):
+        return UnsupportedCall(
+            f"a {found[1]} is indexed as a Ref: an input that is a {found[1]} is one of Refs, one for each element. Take one of "
+            "them first (x[0][...]), or hand one array over (jnp.array(x))",
             line,
         )
     if (found := NO_INDEX.search(text)) and _is_of_an_index(error):

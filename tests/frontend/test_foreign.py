@@ -167,6 +167,19 @@ def test_in_our_words(body: Callable[..., None], kind: type[MosaicGpuError], wor
     assert e.value.__cause__ is None and e.value.__suppress_context__  # JAX's own text would say it again
 
 
+@pytest.mark.parametrize("index", [..., (0, 0)], ids=str)
+def test_an_input_that_is_a_list_of_arrays(index: Any) -> None:
+    def body(x, o):
+        o[...] = x[index]  # here
+
+    kernel = plgpu.kernel(body, jax.ShapeDtypeStruct((3,), F), interpret=True)
+    with pytest.raises(
+        UnsupportedCall, match=r"a list is indexed as a Ref: .*\(x\[0\]\[...\]\), or hand one array over"
+    ) as e:
+        kernel([1.0, 2.0, 3.0])
+    assert e.value.line is not None and e.value.line.number == here(body)
+
+
 @pytest.mark.parametrize("values", [(), (1, 2)], ids=str)
 def test_the_users_own_unpacking_is_not_taken_for_an_index(values: tuple[int, ...]) -> None:
     def body(x, o):
