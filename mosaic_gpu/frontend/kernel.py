@@ -28,7 +28,6 @@ from .memory import RefType
 from .options import check_aliases, check_number_of_refs, checked_options, inputs_of
 from .primitives import is_ref
 from .random import refuse_key_array
-from .same_error import one_for_all_calls
 from .trace import Tracer, function_line, leaf_names, raised_at
 from .tracebacks import located, located_at_its_call, shortened
 
@@ -153,7 +152,6 @@ class _Kernel:
             traced = remembered(self.traces, key, lambda: self.trace(tree, avals, out_leaves))
             multimem.check_world(traced.program, shard_map.world())
             results = call_p.bind(*shard_map.alike(leaves), traced=traced)
-            one_for_all_calls(traced.simulate)
         except MosaicGpuError as error:
             raise shortened(error)  # noqa: B904  (it is the same error)
         return jax.tree.unflatten(out_tree, results)

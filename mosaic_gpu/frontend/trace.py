@@ -57,7 +57,6 @@ IDENTITY = {
     "optimization_barrier",
     "pvary",
     "multiple_of",
-    "mosaic_gpu_may_fail",  # beside a kernel in a kernel, which is refused
 }
 SAME_AS = {"add_any": "add"}  # what autodiff writes, and the operation that it is
 

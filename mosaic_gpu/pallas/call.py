@@ -24,7 +24,6 @@ from ..frontend.memory import RefType
 from ..frontend.options import check_number_of_refs, inputs_of
 from ..frontend.primitives import is_ref
 from ..frontend.random import refuse_key_array
-from ..frontend.same_error import one_for_all_calls
 from ..frontend.trace import function_line, raised_at
 from ..frontend.tracebacks import located, located_at_its_call, shortened
 from ..memory import GMEM_SPACE
@@ -172,7 +171,6 @@ class _PallasCall:
             with located():
                 call, out_tree, operands = self.traced(*args)
                 results = pallas_call_p.bind(*shard_map.alike(operands), call=call)
-                one_for_all_calls(isinstance(call.interpret, SimulatorParams))
         except MosaicGpuError as error:
             raise shortened(error)  # noqa: B904  (it is the same error)
         return jax.tree.unflatten(out_tree, results)
