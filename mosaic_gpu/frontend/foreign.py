@@ -22,6 +22,9 @@ SHAPE = re.compile(
 DTYPE = re.compile(r"Invalid dtype for `(\w+)`\. Ref dtype: (\w+)\. Value dtype: (\w+)")
 RANK = re.compile(rf"`indices` must not be longer than `shape`: indices=(.*), shape={_TUPLE}", re.S)
 NEW_AXIS = re.compile(r"^not enough values to unpack \(expected 1, got 0\)$")
+SEQUENCE = re.compile(r"^too many values to unpack \(expected 1|between instances of 'list' and 'int'")
+OF_A_TREE = re.compile(r"^(list|tuple) indices must be integers or slices, not (ellipsis|tuple)")
+NO_INDEX = re.compile(r"^Argument '(.*)' of type .* is not a valid JAX type", re.S)
 STEP = re.compile("slice must have a step|slice step cannot be zero")
 REF_AS_ARRAY = re.compile(
     r"'AbstractRef' object has no attribute|requires ndarray or scalar arguments, got <class '[\w.]*Tracer'>"
@@ -91,6 +94,12 @@ def _of_pallas(error: AssertionError, line: Line | None) -> MosaicGpuError | Non
     )
 
 
+def _is_of_an_index(error: Exception) -> bool:
+    """Whether JAX's code for the indices of a Ref raised it: by itself the text could be of the user's own body."""
+    files = [f.f_code.co_filename.replace(os.sep, "/") for f, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name.endswith("/jax/_src/state/indexing.py") for name in files)
+
+
 def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
     """The error of ours for one of JAX's, at `line`; None for any other."""
     text = str(error)
@@ -102,9 +111,13 @@ def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
         what, ref, part, value = found.groups()
         x = "a scalar" if value == "()" else f"an array of shape {value}"
         place = f"a Ref of shape {ref}" if ref == part else f"a part of shape {part} of a Ref of shape {ref}"
+        element = ", ".join("0" * len(re.findall(r"\d+", ref)))
+        smaller = f"one element (ref[{element}] = x)"
+        if value != "()":
+            smaller = f"a part of shape {value} (ref[plgpu.ds(start, size)] = x)"
         return IllegalInstruction(
             f"{x} {DOES.get(what, 'goes to')} {place}: nothing is broadcast or cut on the way. Make it an array of shape {part} "
-            f"(jnp.full, jnp.broadcast_to, reshape), or store to a part of shape {value} (ref[plgpu.ds(start, size)] = x)",
+            f"(jnp.full, jnp.broadcast_to, reshape), or store to {smaller}",
             line,
         )
     if found := DTYPE.search(text):
@@ -124,7 +137,24 @@ def translated(error: Exception, line: Line | None) -> MosaicGpuError | None:
         return OutOfBounds(f"{text} {STATIC_START}", line)
     if STEP.search(text):
         return UnsupportedCall(f"{text}: a Ref is read and written upwards. Turn the array around: jnp.flip", line)
-    if NEW_AXIS.search(text):
+    if SEQUENCE.search(text) and _is_of_an_index(error):
+        return UnsupportedCall(
+            "a list among a Ref's indices: ref[i, j] is one element; several rows an array takes, ref[jnp.array([0, 2])]",
+            line,
+        )
+    if found := OF_A_TREE.search(text):
+        return UnsupportedCall(
+            f"a {found[1]} is indexed as a Ref: an input that is a {found[1]} is one of Refs, one for each element. Take one of "
+            "them first (x[0][...]), or hand one array over (jnp.array(x))",
+            line,
+        )
+    if (found := NO_INDEX.search(text)) and _is_of_an_index(error):
+        return UnsupportedCall(
+            f"{found[1]} among a Ref's indices: those are whole numbers, slices, plgpu.ds(start, size), arrays of whole numbers "
+            "and `...`",
+            line,
+        )
+    if NEW_AXIS.search(text) and _is_of_an_index(error):
         return UnsupportedCall(
             "None (a new axis) among a Ref's indices: read first, then add the axis, ref[...][:, None]", line
         )

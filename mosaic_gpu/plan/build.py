@@ -34,7 +34,7 @@ from .resources import (
     scratch_of,
 )
 from .roles import Split
-from .types import refuse_ref, refuse_types
+from .types import made_for, refuse_ref, refuse_types
 
 
 class PlanContext:
@@ -158,8 +158,10 @@ def build_plan(program: Program, arch: str) -> Plan:
     check_launch(program)
     splits = roles.split(program.body, program.thread_name, program.num_threads)
     for split in splits:
-        for e in walk(split.equations):
-            refuse_types(e)
+        equations = tuple(walk(split.equations))
+        needed = made_for(equations)
+        for e in equations:
+            refuse_types(e, needed)
     products = Products(program, arch, splits)
     with kept(None, program.line):
         try:

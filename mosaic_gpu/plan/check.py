@@ -30,7 +30,7 @@ from .peers import check_peer
 from .products import Products
 from .registers import check_registers
 from .resources import Resources, allocate, budget_of, check_budgets, registers_for
-from .types import IN_MEMORY, has_unsized_products, has_unsized_refs, refuse_types
+from .types import IN_MEMORY, has_unsized_products, has_unsized_refs, made_for, refuse_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,11 +166,14 @@ def _plan_rules(
     failed: set[int],
     out: Checked,
 ) -> None:
+    needed = made_for(equations)
     for e in equations:
         scopes[id(e)] = scope
         try:
+            if e.op == "fft":  # as it is where a plan is made, so that its conversions say the same
+                refuse_types(e, needed)
             o = registry.lookup(e.op, (generation, scope), e.line)
-            refuse_types(e)
+            refuse_types(e, needed)
             row = ELEMENTWISE.get(e.op)
             if row is not None:
                 expression_of(row, e, False)

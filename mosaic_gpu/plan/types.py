@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import Line, UnsupportedCall, UnsupportedPrimitive
 from ..layouts.shared import BELOW_A_BYTE, ITEM_BITS, instead_of, way_out_below_a_byte
 from ..ops import registry
 from ..ops.elementwise import FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from ..ops.ways_out import WAYS_OUT
-from ..program import Equation, Literal, Value, View, walk
+from ..program import Equation, Literal, Value, View, scalars_of, walk
 
 # Operations that hand values of any type on, and products, whose own rule says where float8 is multiplied.
 ON_ANY_VALUE = {
@@ -40,8 +40,23 @@ def refuse_ref(ref: Value, line: Line | None) -> None:
         raise UnsupportedCall(f"{ref}: there are no Refs of {ref.dtype}: {instead_of(ref.dtype)}", line)
 
 
-def refuse_types(e: Equation) -> None:
-    """UnsupportedPrimitive for values of types that a kernel has no registers for, or does not compute with."""
+def made_for(equations: Sequence[Equation]) -> dict[int, Equation]:
+    """By the id of a complex value, the operation that needs it and has a way out of its own.
+
+    `jnp.fft.fft` of a real array converts it first.  Who wrote it has asked for a transform, and nothing about complex numbers.
+    """
+    users = [e for e in equations if e.op == "fft"]
+    return {v.id: e for e in users for o in e.operands for v in scalars_of(o) if v.dtype.startswith("complex")}
+
+
+def refuse_types(e: Equation, needed: Mapping[int, Equation]) -> None:
+    """UnsupportedPrimitive for values of types that a kernel has no registers for, or does not compute with.
+
+    needed: `made_for` the equations among which `e` is.
+    """
+    if e.op == "fft" or (e.op == "convert_element_type" and e.results[0].id in needed):
+        e = needed.get(e.results[0].id, e)
+        raise UnsupportedPrimitive(f"{e.op!r} is no operation of a kernel: {WAYS_OUT['fft']}", e.line)
     for ref in (v for r in e.regions for v in r.inputs if v.space is not None):
         refuse_ref(ref, e.line)
     if all(isinstance(o, View) or o.dtype in PLAIN for o in (*e.results, *e.operands)):

@@ -48,7 +48,7 @@ def start(thread: Thread, plan: AsyncStore, x: Array) -> None:
     index, size = thread.block.cluster.index_of(view, buffer, starts), buffer.layout.itemsize
     barrier.expect_tx(nbytes)
     reached = None if hazards is None else hazards.clock.started()
-    barrier.arrive(Arrival(f"{thread.who} (async_store_smem of {nbytes} bytes)", thread.line, unit), reached)
+    barrier.arrive(Arrival(thread.who, thread.line, unit, f"async_store_smem of {nbytes} bytes"), reached)
     released = None
     if hazards is not None:
         assert owner.hazards is not None

@@ -69,7 +69,7 @@ def ask(thread: Thread, plan: ResultPlan, use: BarrierUse) -> None:
     barrier, hazards, started = block.barrier(use.array, slot), thread.hazards, None
     barrier.expect_tx(NBYTES)
     released = None if hazards is None else hazards.clock.release(every=False)
-    barrier.arrive(Arrival(f"{thread.who} (try_cluster_cancel)", thread.line, array.unit), released)
+    barrier.arrive(Arrival(thread.who, thread.line, array.unit, "try_cluster_cancel"), released)
     if not block.asking:
         return
     barriers = [b.barrier(use.array, slot) for b in blocks]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 import random
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +23,10 @@ from .core import Starts
 from .global_shadow import GlobalShadow
 from .hazards import BlockHazards
 from .memory import Array, GlobalArray, SharedMemory, shared_index_at
+from .missing_waits import BarrierInProgram
 from .parallel import run_grid
 from .params import SimulatorParams, current
-from .remarks import Report, Unwritten, UnwrittenOutput
+from .remarks import Report, Unwritten
 from .report import deadlock
 from .scheduler import Scheduler, Steps
 from .semaphores import Semaphore
@@ -34,6 +35,7 @@ from .tensor_memory import TensorCore
 from .thread import Thread
 from .tma import TmaEngine
 from .traffic import Meter
+from .under_way import coming
 
 MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148}  # of an H200, a B200 and a B300
 EARLY_END = 0.3  # how often, under a seed, no place in the grid is left: other multiprocessors have taken all
@@ -190,7 +192,7 @@ class Machine:
             if self.report is not None:
                 self.report.unwritten[found.output] = found
             else:
-                warnings.warn(f"{self.plan.program.name}: {found}", UnwrittenOutput, stacklevel=3)
+                found.warn(self.plan.program)
 
     def index_of(self, view: View, buffer: SharedBuffer, starts: tuple[int, ...]) -> Array:
         """Element index of each element of a view of shared memory that starts there."""
@@ -215,12 +217,16 @@ class BlockState:
         self.constants, self.starts = machine.constants, machine.starts
         self.name = "block " + (str(self.grid) if not position else f"{self.grid}+{position}")
         self.shared = SharedMemory(plan.shared_bytes, self.poison)
+        self.shared.coming = functools.partial(coming, self)
         self.tma = TmaEngine(machine.arrays, self.shared, self.early, self.chance)
         self.tensor_core = TensorCore(self.poison, self.early, self.chance, plan.tmem_columns)
         self.hazards: BlockHazards | None = None
         self.threads: list[Thread] = []
         self.barriers = {
-            id: [MBarrier(self._name(id, slot), a.expected, a.unit) for slot in range(a.count)]
+            id: [
+                MBarrier(self._name(id, slot), a.expected, a.unit, program=BarrierInProgram(plan, id, slot))
+                for slot in range(a.count)
+            ]
             for id, a in plan.barriers.items()
         }
         if machine.tables is not None:
@@ -290,7 +296,8 @@ class BlockState:
                 )
             if barrier.loaded_phase >= barrier.observed:
                 raise Leak(
-                    f"{barrier.name}: the kernel ends and nobody has waited for the last copy that arrives on it",
+                    f"{barrier.name}: the kernel ends and nobody has waited for the last copy that arrives on it"
+                    + barrier.no_wait(),
                     barrier.loaded_line,
                 )
         known = [t.hazards for b in self.cluster.blocks for t in b.threads if t.hazards is not None]

@@ -158,7 +158,7 @@ class SharedMemory:
     """The dynamic shared memory of a block as bytes, and which of them were written.
 
     It starts at an address that is a multiple of 1024, so that offsets have the address bits that swizzles act on.
-    history: who wrote what, for errors.
+    history: who wrote what, for errors; coming: (addresses, which of them are written) -> what will write the others.
     """
 
     def __init__(self, nbytes: int, poison: bool) -> None:
@@ -170,6 +170,7 @@ class SharedMemory:
         self.marks = {k: self.written.view(t) for k, t in UNSIGNED.items()}
         self.known: set[Hashable] = set()
         self.history: ShadowMemory | None = None
+        self.coming: Callable[[Array, Array], list[str]] = lambda address, written: []
         self.chunks, self.chunk_marks = self.data.view(CHUNK), self.written.reshape(-1, 16)
 
     @staticmethod
@@ -194,10 +195,11 @@ class SharedMemory:
         """The error for reading elements at these addresses, not all of which are written: which, and who wrote the others."""
         bad = f"{int((~written).sum())} of {written.size} elements"
         lines = [
-            f"{what}: reads shared memory that nothing has written, {bad}{_place(~written) if written.any() else ''}"
+            f"{what}: reads shared memory that nothing has written, {bad}{place(~written) if written.any() else ''}"
         ]
         if self.history is not None:
-            lines += [f"  {op} at {line} wrote {_place(m)[2:]}" for op, line, m in self.history.wrote(address, written)]
+            lines += [f"  {op} at {line} wrote {place(m)[2:]}" for op, line, m in self.history.wrote(address, written)]
+        lines += [f"  {text}" for text in self.coming(address, written)]
         return UninitializedRead("\n".join(lines))
 
     def write_chunks(self, chunks: Array, raw: Array, key: Hashable) -> None:
@@ -214,7 +216,7 @@ class SharedMemory:
         self.marks[size][index] = WRITTEN[size]
 
 
-def _place(mask: Array) -> str:
+def place(mask: Array) -> str:
     """', [0:32, 0:64]': the part of an array in which all elements of a mask are, and whether others are in it as well."""
     found = [(int(along.min()), int(along.max()) + 1) for along in np.nonzero(mask)]
     box = f", [{', '.join(f'{a}:{b}' for a, b in found)}]" if found else ", it"

@@ -268,7 +268,7 @@ class ProductThread(Core):
         use = plan.barrier
         slot = self.evaluate(use.slot)
         unit = self.plan.barriers[use.array].unit
-        arrival = Arrival(f"{self.who} (tcgen05 commit)", self.line, unit)
+        arrival = Arrival(self.who, self.line, unit, "tcgen05 commit")
         released = self.hazards.commit(self.warps[0].products) if self.hazards is not None else None
         barriers = tuple(b.barrier(use.array, slot) for b in self.block.along(plan.axes))
         self.block.tensor_core.submit(Commit(barriers, arrival, released, self._issuer))

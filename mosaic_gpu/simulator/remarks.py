@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from ..collecting import calling
 from ..errors import Line
+from ..program import Program
 
 
 class UnwrittenOutput(UserWarning):
     """A kernel left elements of an output unwritten.  In the simulator they are NaN (integers: bytes 0xAB)."""
 
 
+_said: collections.defaultdict[str, dict[Any, Any]] = collections.defaultdict(
+    dict
+)  # Python's own notes of what was shown
 UNITS = {"smem": "wavefronts", "gmem": "sectors"}
 
 
@@ -78,6 +85,14 @@ class Unwritten:
     def __str__(self) -> str:
         what = "all" if self.count == self.size else f"{self.count} of {self.size}"
         return f"unwritten: {what} elements of {self.output}; on a GPU they hold what was in memory before"
+
+    def warn(self, program: Program) -> None:
+        """A warning at the user's line that calls the kernel; where no frame of the user's is left, at the kernel's own."""
+        at = calling() or program.line or Line("unknown", 0)
+        text = f"{program.name}: {self}" + (
+            f" (the kernel is at {program.line})" if program.line not in (None, at) else ""
+        )
+        warnings.warn_explicit(text, UnwrittenOutput, at.file, at.number, registry=_said[at.file])
 
 
 class Report:

@@ -259,12 +259,7 @@ class Thread(ProductThread):
         if barrier.phase <= mine:
             yield Blocked(lambda: barrier.phase > mine, lambda: describe_wait(barrier, mine), use.array)
         if barrier.phase > mine + 1:
-            raise BarrierMisuse(
-                f"{barrier.name}: {self.who} waits for phase {mine}, but {barrier.phase} phases have completed: "
-                f"it was lapped. A wait sees the parity of one phase only, so on the GPU this one would hang or pass "
-                f"at the wrong time; nobody may arrive for phase {mine + 1} before every waiter has seen phase {mine}. "
-                f"Phase {barrier.phase - 1} was completed by {barrier.describe_arrivals(previous=True)}"
-            )
+            raise barrier.lapped(self.who, self.line, mine)
         for w in self.warps:
             w.phases[key] = mine + 1
         if self.hazards is None:
@@ -340,7 +335,7 @@ class Thread(ProductThread):
             nbytes = copy.nbytes * len(pair)
             barrier.expect_tx(nbytes)
             released = None if hazards is None else hazards.clock.release(every=False)
-            barrier.arrive(Arrival(f"{self.who} (copy of {nbytes} bytes)", self.line, array.unit), released)
+            barrier.arrive(Arrival(self.who, self.line, array.unit, f"copy of {nbytes} bytes"), released)
         m = self.plan.maps[copy.map]
         if copy.multicast:
             self._same_tile(copy, group)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from ..errors import CacheInvalid, UnsupportedCall
 from . import cache
-from .tunable import Tunable, find_tunable
+from .tunable import OURS, Tunable, find_tunable, name_is_taken, what_is_missing
 
 log = logging.getLogger("mosaic_gpu")
 Source = Literal["explicit", "override", "user", "repository", "heuristic"]
@@ -36,6 +36,7 @@ class Explanation:
     match: of a cache, exact or nearest; found: that entry's key, distance: how far from `key`.
     stale: the entry was timed with another revision of the kernel's source, or one that was not recorded.
     notes: what was looked at and could not be used.
+    reference: what `mosaic-gpu tune run` knows the kernel by.
     """
 
     kernel: str
@@ -51,24 +52,30 @@ class Explanation:
     date: str = ""
     stale: bool = False
     notes: tuple[str, ...] = ()
+    reference: str = ""
 
     def __str__(self) -> str:
         fields = ", ".join(f"{k}={v}" for k, v in self.config.to_json().items() if k not in ("generation", "kernel"))
         lines = [f"{self.kernel} {_words(self.key)} on {self.device or 'no GPU'}: {self.origin}", f"  {fields}"]
         if self.stale:
-            lines.append(
-                f"  timed with another revision of the kernel; `mosaic-gpu tune run {self.kernel}` times this one"
-            )
+            lines.append(f"  {self.other_revision}")
         return "\n".join(lines + [f"  {note}" for note in self.notes])
+
+    @property
+    def other_revision(self) -> str:
+        """What to say where it is stale."""
+        run = self.reference or self.kernel
+        return f"timed with another revision of the kernel; `mosaic-gpu tune run {run}` times this one"
 
     @property
     def origin(self) -> str:
         """In a few words."""
         if self.match is None:
+            why = "nothing tuned is near" if self.device else "caches are of GPUs, and there is none"
             return {
                 "explicit": "the config that was passed",
                 "override": "the config of override_config",
-            }.get(self.source, "the kernel's heuristic: nothing tuned is near")
+            }.get(self.source, f"the kernel's heuristic: {why}")
         rate = f", {self.tflops:.0f} TFLOP/s there" if self.tflops else ""
         if self.match == "exact":
             near = f"exact key{rate}"
@@ -103,13 +110,22 @@ def override_config(*configs: Any) -> Iterator[None]:
 
 
 def explain(tunable: Tunable, workload: Any, *, device: str | None, config: Any = None) -> Explanation:
-    """The config for a workload on a device (its name, None without a GPU), with its reasons."""
+    """The config for a workload on a device (its name, None without a GPU), with its reasons.
+
+    TypeError for a config of another kernel; ValueError for a Tunable of a user's that has the name of a kernel of ours.
+    """
+    if taken := name_is_taken(tunable):
+        raise ValueError(taken)
     key = tunable.key(workload)
-    plain = functools.partial(Explanation, tunable.name, key=key, device=device)
+    plain = functools.partial(Explanation, tunable.name, key=key, device=device, reference=tunable.reference_text)
     if config is not None:
+        if not isinstance(config, tunable.config):
+            raise TypeError(
+                f"config={config!r} is of another kernel: {tunable.name} takes {tunable.config.__name__}(...)"
+            )
         return plain(config, "explicit")
     for c in reversed(_overrides.get()):
-        if (c.kernel, c.generation) == (tunable.name, tunable.generation):
+        if isinstance(c, tunable.config) and (c.kernel, c.generation) == (tunable.name, tunable.generation):
             return plain(c, "override")
     notes: list[str] = []
     found: list[tuple[float, int, float, cache.Loaded, Any, Any]] = []
@@ -186,9 +202,7 @@ def _said(e: Explanation) -> Explanation:
     for note in e.notes:
         _warn(note)
     if e.stale:
-        _warn(
-            f"{e.kernel}: {e.path} was timed with another revision of the kernel; `mosaic-gpu tune run {e.kernel}` times this one"
-        )
+        _warn(f"{e.kernel}: {e.path} was {e.other_revision}")
     if e.device is not None:
         _tell(f"{e.kernel} {_words(e.key)}: {e.origin}")
     return e
@@ -218,21 +232,32 @@ def stamp(kernel: str, device: str | None) -> str:
 def explain_config(kernel: str | Tunable, *args: Any, config: Any = None, **kwargs: Any) -> Explanation:
     """Which config a call would take on this machine's first GPU, and why; `str` of it is the report.
 
-    kernel: 'attention', 'attention_backward', 'matmul' or a Tunable.  The rest: the arguments of the kernel's function (arrays,
-    or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.  TypeError for one that it has not; what
-    the call refuses (for 'attention_backward' that of its gradients) is refused here, by the same error.
+    kernel: 'attention', 'attention_backward', 'matmul', or a Tunable of yours (as FILE.py:NAME, too).  The rest: the arguments of
+    the kernel's function (arrays, or `jax.ShapeDtypeStruct`s), as `explain_config("attention", q, k, v, causal=True)`.
+    TypeError for one that it has not, and for another kernel's config; what the call of a kernel of ours refuses (for
+    'attention_backward' that of its gradients) is refused here, by the same error.
     """
     from ..runtime.device import default_arch, device_key
     from .space import generation_of
 
     arch = default_arch()
     if isinstance(kernel, str):
+        if kernel not in OURS and ":" not in kernel:
+            raise ValueError(
+                f"explain_config({kernel!r}): a kernel of yours is named by its Tunable, the object or FILE.py:NAME; ours are "
+                + ", ".join(map(repr, OURS))
+            )
         if arch is not None and not arch.startswith(("sm_90", "sm_10")):
             raise UnsupportedCall(f"{kernel} has no kernel for {arch}: a call runs XLA's, and takes no config")
         tunable = find_tunable(kernel, generation_of(arch) if arch else "sm90")
-        _check_call(kernel, args, kwargs if config is None else {**kwargs, _config_argument(kernel): config})
+        if kernel in OURS:
+            _check_call(kernel, args, kwargs if config is None else {**kwargs, _config_argument(kernel): config})
     else:
-        tunable = kernel
+        tunable = kernel() if isinstance(kernel, type) and issubclass(kernel, Tunable) else kernel
+        if not isinstance(tunable, Tunable):
+            raise TypeError(f"explain_config takes {', '.join(map(repr, OURS))} or a Tunable, not {kernel!r}")
+        if wrong := None if tunable.name in OURS else what_is_missing(tunable):
+            raise ValueError(wrong)
     return explain(tunable, tunable.workload_of(*args, **kwargs), device=device_key(), config=config)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -227,8 +228,11 @@ class Tunable:
 
     @property
     def reference_text(self) -> str:
-        """How other processes find it."""
-        return getattr(self, "_reference", self.name)
+        """How other processes, and `mosaic-gpu tune run`, find it."""
+        if self.name in OURS:
+            return self.name
+        file = getattr(sys.modules.get(type(self).__module__), "__file__", None) or "FILE.py"  # none in a notebook
+        return getattr(self, "_reference", f"{file}:{type(self).__name__}")
 
     def found_at(self, reference: str) -> Self:
         """Itself, with the reference that it was found by."""
@@ -265,13 +269,15 @@ def _from_file(path: str, name: str) -> Tunable:
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Tunable)]
         has = [n for n in classes if n != Tunable.__name__]
         raise ValueError(f"{path} has no Tunable {name!r}; it has {', '.join(has) or 'none'}")
-    if wrong := _what_is_missing(found):
+    if wrong := what_is_missing(found):
         raise ValueError(f"{path}:{name}: {wrong}")
     return found.found_at(f"{path}:{name}")
 
 
-def _what_is_missing(t: Tunable) -> str | None:
+def what_is_missing(t: Tunable) -> str | None:
     """In a user's Tunable, before anything is asked of it."""
+    if taken := name_is_taken(t):
+        return taken
     needed = {"name": "of the cache file", "config": "the class of its configs", "space": "{field: values}"}
     for attribute, what in needed.items():
         if not hasattr(t, attribute):
@@ -296,6 +302,16 @@ def _what_is_missing(t: Tunable) -> str | None:
     return None
 
 
+def name_is_taken(t: Tunable) -> str | None:
+    """What to say of a user's Tunable that is called what a kernel of ours is: their caches are files of that name."""
+    if getattr(t, "name", None) in OURS and not type(t).__module__.startswith(f"{__package__}."):
+        return (
+            f"{type(t).__name__}.name = {t.name!r} is the name of a kernel that comes with mosaic_gpu, whose caches this one "
+            "would read and write: give it another name"
+        )
+    return None
+
+
 def find_object(reference: str) -> Any:
     """FILE.py:NAME, from the same module that the file's Tunables come from."""
     path, _, name = reference.rpartition(":")
@@ -305,7 +321,6 @@ def find_object(reference: str) -> Any:
 def _module_of(path: str) -> Any:
     """A user's file as a module: executed once, since a second copy of its config class would be another type."""
     import importlib.util
-    import sys
 
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")

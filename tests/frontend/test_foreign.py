@@ -48,6 +48,26 @@ def of_another_dtype(x, o):
     o[...] = x[...].astype(jnp.int32)  # here
 
 
+def stores_a_scalar(x, o):
+    o[...] = x[0, 0]  # here
+
+
+def list_of_rows(x, o):
+    o[:2] = x[[0, 2]]  # here
+
+
+def list_of_one(x, o):
+    o[:1] = x[[3]]  # here
+
+
+def list_among_indices(x, o):
+    o[..., [0, 1]] = 1.0  # here
+
+
+def text_as_an_index(x, o):
+    o[0] = x["first"]  # here
+
+
 def three_indices(x, o):
     o[...] = x[0, 0, 0]  # here
 
@@ -107,6 +127,11 @@ CASES = [
     (swaps, IllegalInstruction, ("(128,) is stored to", "(4, 128)")),
     (adds, IllegalInstruction, ("(3, 128) is added to", "(4, 128)")),
     (of_another_dtype, IllegalInstruction, ("int32 is stored to a Ref of float32", "x.astype(ref.dtype)")),
+    (stores_a_scalar, IllegalInstruction, ("a scalar is stored to", "or store to one element (ref[0, 0] = x)")),
+    (list_of_rows, UnsupportedCall, ("a list among", "ref[jnp.array([0, 2])]")),
+    (list_of_one, UnsupportedCall, ("a list among", "ref[jnp.array([0, 2])]")),
+    (list_among_indices, UnsupportedCall, ("a list among",)),
+    (text_as_an_index, UnsupportedCall, ("first among a Ref's indices: those are whole numbers",)),
     (three_indices, OutOfBounds, ("(0, 0, 0)", "(4, 128)")),
     (backwards, UnsupportedCall, ("-1", "jnp.flip")),
     (arithmetic, UnsupportedCall, ("ref[...]",)),
@@ -140,6 +165,30 @@ def test_in_our_words(body: Callable[..., None], kind: type[MosaicGpuError], wor
     assert type(e.value) is kind and all(w in e.value.message for w in words), e.value.message
     assert e.value.line is not None and (e.value.line.file, e.value.line.number) == (__file__, here(body))
     assert e.value.__cause__ is None and e.value.__suppress_context__  # JAX's own text would say it again
+
+
+@pytest.mark.parametrize("index", [..., (0, 0)], ids=str)
+def test_an_input_that_is_a_list_of_arrays(index: Any) -> None:
+    def body(x, o):
+        o[...] = x[index]  # here
+
+    kernel = plgpu.kernel(body, jax.ShapeDtypeStruct((3,), F), interpret=True)
+    with pytest.raises(
+        UnsupportedCall, match=r"a list is indexed as a Ref: .*\(x\[0\]\[...\]\), or hand one array over"
+    ) as e:
+        kernel([1.0, 2.0, 3.0])
+    assert e.value.line is not None and e.value.line.number == here(body)
+
+
+@pytest.mark.parametrize("values", [(), (1, 2)], ids=str)
+def test_the_users_own_unpacking_is_not_taken_for_an_index(values: tuple[int, ...]) -> None:
+    def body(x, o):
+        (first,) = values
+        o[...] = x[...] + first
+
+    with pytest.raises(ValueError, match="values to unpack") as e:
+        run(body)
+    assert not isinstance(e.value, MosaicGpuError)
 
 
 @pytest.mark.parametrize("make", ["kernel", "pallas_call"])

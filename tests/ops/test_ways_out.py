@@ -23,7 +23,16 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "qr": (lambda x: jnp.linalg.qr(x)[0], "'qr' .*outside of the kernel .jnp.linalg"),
     "svd": (lambda x: jnp.linalg.svd(x)[1], "'svd' .*outside of the kernel .jnp.linalg"),
     "triangular": (lambda x: jax.scipy.linalg.solve_triangular(x, x), "'triangular_solve' .*outside of the kernel"),
-    "fft": (lambda x: jnp.fft.rfft(x).real, "fft makes complex64 .*outside of the kernel .jnp.fft"),
+    "rfft": (lambda x: jnp.fft.rfft(x).real, "^'fft' is no operation of a kernel: .*outside of the kernel .jnp.fft"),
+    "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), "^'fft' is no operation of a kernel: .*outside of the kernel .jnp.fft"),
+    "fft2": (lambda x: jnp.fft.fft2(x).real, "^'fft' is no operation of a kernel"),
+    "irfft": (lambda x: jnp.fft.irfft(x), "^'fft' is no operation of a kernel"),
+    "dct": (lambda x: jax.scipy.fft.dct(x), "^'fft' is no operation of a kernel"),
+    "fft in a loop": (
+        lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.fft.fft(y).real, x),
+        "^'fft' is no operation of a kernel",
+    ),
+    "complex, not for fft": (lambda x: (x * 1j).real, "^convert_element_type makes complex64 values: .*hand over real"),
     "incomplete beta": (
         lambda x: jax.scipy.special.betainc(x, x, x),
         "'regularized_incomplete_beta' .*jax.scipy.special",

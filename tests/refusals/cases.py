@@ -158,6 +158,7 @@ case(
     x(1, dtype=np.int32),
     out=o(128, dtype=jnp.uint32),
 )
+case("a transform of real values", lambda a, b: b.__setitem__(..., jnp.abs(jnp.fft.fft(a[...]))), x(128), out=o(128))
 case(
     "complex values",
     lambda a, b: b.__setitem__(..., a[...] + a[...]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import warnings
 from typing import Any
 
@@ -212,6 +214,25 @@ def test_unwritten_elements_are_nan_and_a_warning(run: Any) -> None:
     assert np.isnan(y[:16]).all() and (y[16:] == 1).all()
     with pytest.warns(UnwrittenOutput):  # on the way that a call takes where there is no GPU
         outside(0, 16)(X)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, lambda f: jax.jit(lambda x: 2 * f(x))], ids=["", "jit", "in jit"]
+)
+def test_the_warning_is_at_the_users_call(wrap: Any) -> None:
+    """Where it is called, also when jit has compiled it before, and as often as Python shows one of a line."""
+    f = wrap(outside(0, 16))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            y = f(X)
+            jax.block_until_ready(y)
+        jax.block_until_ready(f(X))
+    lines, first = inspect.getsourcelines(test_the_warning_is_at_the_users_call)
+    calls = [first + i for i, text in enumerate(lines) if text.strip() in ("y = f(X)", "jax.block_until_ready(f(X))")]
+    assert [(w.filename, w.lineno) for w in said] == [(__file__, n) for n in calls]
+    body = inspect.getsourcelines(outside)[1] + 1
+    assert all(re.search(rf"the kernel is at \S*test_report.py:{body} in ", str(w.message)) for w in said)
 
 
 def test_whole_outputs_do_not_warn(run: Any) -> None:

@@ -119,6 +119,26 @@ def test_under_jit_the_next_call_runs() -> None:
     np.testing.assert_array_equal(f(-1 - X), -1 - X)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap, jax.jit], ids=["jit", "jit of vmap", "jit of jit"])
+@pytest.mark.parametrize("order", ["bad, bad", "good, bad, bad", "bad, good, bad"])
+def test_under_jit_every_call_says_the_same(wrap: Any, order: str) -> None:
+    """Once a call has ended well JAX takes a way through C++, on which every error is a ValueError: the text is the same."""
+    f = jax.jit(wrap(lambda x: 2 * stuck()(x)))
+    bad = np.stack([X, X]) if wrap is jax.vmap else X
+    seen = set()
+    for data in order.split(", "):
+        if data == "good":
+            np.testing.assert_array_equal(f(-1 - bad), 2 * (-1 - bad))
+            continue
+        kind = (jax.errors.JaxRuntimeError, ValueError)
+        with pytest.raises(kind, match="^ABORTED: Deadlock: deadlock: none of 1 ") as e:
+            jax.block_until_ready(f(bad))
+        report = plgpu.last_report()
+        assert type(report) is Deadlock and str(report) in str(e.value)
+        seen.add(str(e.value))
+    assert len(seen) == 1
+
+
 def test_a_longer_report_than_fits_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_ffi, "REPORT_BYTES", 64)
     with pytest.raises(jax.errors.JaxRuntimeError) as e:
