@@ -212,7 +212,7 @@ def _kernel(
             sums = zero if c.sum_by_product else jnp.zeros((ROWS, 8), jnp.float32)
             start = jnp.full((ROWS,), LOWEST, jnp.float32) if stable else zero, sums
             p, top, sums, _ = softmax(mask(scores, needed - 1, tile), *start)
-            return p.astype(dtype), top, sums
+            return p, top, sums
 
         def write_out(acc: Any, turn: Any, tile: Any, top: Any, total: Any) -> None:
             """The end of a tile: normalise and store.  total: the sums of its rows, None if they are in the accumulator."""
@@ -242,7 +242,8 @@ def _kernel(
                 start_scores(s_acc, own_q, 0)
                 pass_turn()
                 end_scores(0, needed == 1, 0)
-                return carried_q(own_q), read_scores(s_acc, 0)
+                p, top, sums = first_softmax(read_scores(s_acc, 0), first_tile, needed)
+                return carried_q(own_q), p.astype(dtype), top, sums
 
             def steps(tile: Any, needed: Any, before: Any, own_q: Any, carry: Any) -> Any:
                 """All blocks of a tile after its first; its last P V is left to do."""
@@ -274,10 +275,9 @@ def _kernel(
                 return lax.fori_loop(begin, needed, functools.partial(step, False), carry)
 
             def one_tile(carry: Any) -> Any:
-                turn, tile, before, old_q, scores = carry
+                turn, tile, before, old_q, *state = carry
                 needed = key_blocks(tile)
-                state = first_softmax(scores, tile, needed)
-                p, top, sums = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], state)
+                p, top, sums = steps(tile, needed, before, old_q if c.q_in_registers else q_tile.at[wg], tuple(state))
                 total = None if c.sum_by_product else jnp.sum(sums, axis=1)
                 next_tile, done = table[turn + 1, block, 2], before + needed
                 start_values(acc, p, done - 1)
@@ -292,13 +292,14 @@ def _kernel(
                         pass_turn()
                         end_values(done - 1, others=1)
                         end_scores(done, next_needed == 1, 0)
-                        return read_scores(s_acc, done)
+                        new_p, new_top, new_sums = first_softmax(read_scores(s_acc, done), next_tile, next_needed)
+                        return new_p.astype(dtype), new_top, new_sums
 
-                    return carried_q(own_q), plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
+                    return carried_q(own_q), *plgpu.run_scoped(scope, plgpu.ACC((ROWS, keys)))
 
                 def end() -> Any:
                     end_values(done - 1)
-                    return old_q, plgpu.layout_cast(jnp.zeros((ROWS, keys), jnp.float32), plgpu.Layout.WGMMA)
+                    return old_q, p, top, sums
 
                 state = lax.cond(next_tile >= 0, go_on, end)
                 write_out(acc, turn, tile, top, total)
