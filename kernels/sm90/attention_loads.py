@@ -59,21 +59,28 @@ def memory(
         def load_v(i: Any) -> None:
             refill(v, v_tile, dv, v_full, v_empty, i)
 
-        def load_q(w: Any, _: None) -> None:
-            plgpu.when(turn > 0)(lambda: plgpu.barrier_wait(q_empty.at[w]))
+        def load_bias(i: Any) -> None:
+            if ring is not None:
+                ring.refill(batch, head, tile * c.rows, needed - 1 - i, before + i)
+
+        load_k(0)
+        for w in range(c.compute_warpgroups):
+
+            @plgpu.when(turn > 0)
+            def _(w: int = w) -> None:
+                plgpu.barrier_wait(q_empty.at[w])
+
             rows = plgpu.ds(tile * c.rows + w * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(head_rows(q, batch, rows, head, d), q_tile.at[w], q_full.at[w])
+        load_bias(0)
 
         def step(i: Any, _: None) -> None:
-            """One place in the code for each array, though there is no K in the last step and no V in the first."""
-            plgpu.when(i < needed)(lambda: load_k(i))
-            plgpu.when(i == 0)(lambda: lax.fori_loop(0, c.compute_warpgroups, load_q, None))
-            plgpu.when(i > 0)(lambda: load_v(i - 1))  # is needed, and its slot is free, a step later than K
-            if ring is not None:  # last: its slot may only be free when the scores before have been read
-                bias_at = batch, head, tile * c.rows, needed - 1 - i, before + i
-                plgpu.when(i < needed)(lambda: ring.refill(*bias_at))
+            load_k(i)
+            load_v(i - 1)  # a block's V is needed, and its slot is free, a step later than its K
+            load_bias(i)  # last: its slot may only be free when the scores before have been read
 
-        lax.fori_loop(0, needed + 1, step, None)
+        lax.fori_loop(1, needed, step, None)
+        load_v(needed - 1)
         return turn + 1, table[turn + 1, block, 2], before + needed
 
     zero = jnp.int32(0)
