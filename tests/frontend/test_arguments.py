@@ -150,7 +150,7 @@ INSIDE = {
     "to_fragments": dict(x=Operand("array")),
     "wait_smem_to_gmem": dict(n=0, wait_read_only=False),
     "warp_map": dict(f=lambda w: None),
-    "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b")),
+    "wgmma": dict(acc=Operand("acc"), a=Operand("a"), b=Operand("b"), bits=None),
     "wgmma_wait": dict(n=0, after=Operand("array"), first=False),
     "when": dict(condition=True),
     "when_any_in_warp": dict(condition=Operand("mask")),
@@ -193,6 +193,7 @@ NOT_HERE |= {
 NOT_HERE |= {"Squeezed", "no_block_spec", "squeezed"}
 # What looks like garbage and is none.  True: whatever it is given.
 RIGHT = {
+    ("wgmma", "bits"): (None,),
     ("CompilerParams", "dimension_semantics"): [None],
     ("CompilerParams", "num_compute_wgs"): [None],
     ("CompilerParams", "wg_axis"): ["x"],

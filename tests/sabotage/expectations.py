@@ -23,9 +23,8 @@ _K_COVERS_V = (
     "E4: before this V is refilled the producer waits for a K whose scores began behind the last product with the V before, and "
     "which is released when both have ended"
 )
-_Q_LATER = (
-    "Q is loaded behind a tile's second K instead of its first; the second step is there even where the second K is not"
-)
+_COUNTS = "no load here has the count that makes the difference: a tile has more key blocks"
+_LATER = "C6: it waits for another slot, which is released later"
 _TURNS = "G1: the turns share the tensor cores out; no data depend on their order"
 _OTHER_TURN = "G1: the three take turns in another order, or another one gives the start"
 _MANY_STEPS = "there are more steps than that"
@@ -104,7 +103,11 @@ EQUIVALENT: dict[str, str] = {
                 "delete barrier_arrive v_empty#1": _LAST,
                 "turns: num_warpgroups 2 -> 1": _TURNS,
                 **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
-                "when(when(barrier_wait q_empty)): eq 0 -> eq 1": _Q_LATER,
+                **{
+                    f"when(barrier_wait {b}): ge 2 -> ge {n}": _COUNTS
+                    for b in ("k_empty#0", "v_empty#1")
+                    for n in (1, 3)
+                },
             },
             "attention_bias": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
@@ -120,8 +123,12 @@ EQUIVALENT: dict[str, str] = {
                 "wgmma_wait#4: n 1 -> 2": _K_COVERS_V,
                 "delete barrier_arrive v_empty#1": _LAST,
                 "turns: num_warpgroups 2 -> 1": _TURNS,
-                "when(when(barrier_wait q_empty)): eq 0 -> eq 1": _Q_LATER,
-                "delete barrier_wait k_empty": _BIAS_COVERS_K,
+                **{
+                    f"when(barrier_wait {b}): ge 3 -> ge {n}": _COUNTS
+                    for b in ("k_empty#0", "v_empty#1")
+                    for n in (2, 4)
+                },
+                **{f"when(barrier_wait b_empty#{i}): ge 2 -> ge {n}": _COUNTS for i in (0, 1) for n in (1, 3)},
             },
             "attention_causal": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
@@ -137,7 +144,11 @@ EQUIVALENT: dict[str, str] = {
                 "turns: num_warpgroups 2 -> 1": _TURNS,
                 **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 3)},
                 "barrier_arrive q_empty#1: slot of q_empty +1": _LAST_TILE,
-                "when(when(barrier_wait q_empty)): eq 0 -> eq 1": _Q_LATER,
+                **{
+                    f"when(barrier_wait {b}): ge 2 -> ge {n}": _COUNTS
+                    for b in ("k_empty#0", "v_empty#1")
+                    for n in (1, 3)
+                },
             },
             "attention_registers": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
@@ -148,11 +159,18 @@ EQUIVALENT: dict[str, str] = {
                 "wgmma_wait#3: n 0 -> 1": _LAST,
                 "delete wgmma_wait#4": _K_COVERS_V,
                 "wgmma_wait#4: n 1 -> 2": _K_COVERS_V,
+                "delete barrier_wait v_empty#0": _K_COVERS_V,
                 "delete barrier_arrive v_empty#1": _LAST,
                 "when(named_barrier_arrive turns#0): eq 2 -> eq 1": _OTHER_TURN,
                 **{f"named_barrier_arrive turns#{i}: slot of turns +1": _OTHER_TURN for i in range(4)},
                 "turns: num_warpgroups 2 -> 1": _TURNS,
-                "when(when(barrier_wait q_empty)): eq 0 -> eq 1": _Q_LATER,
+                **{f"barrier_wait {x}_empty#{i}: slot of {x}_empty -1": _LATER for x in "kv" for i in (0, 1)},
+                "delete barrier_wait k_empty#0": _V_COVERS_K,
+                **{
+                    f"when(barrier_wait {x}_empty#{i}): ge 3 -> ge {n}": _COUNTS
+                    for x in "kv"
+                    for i, n in ((0, 4), (1, 2))
+                },
             },
             "attention_ones": {
                 "wait_smem_to_gmem#1: wait_read_only -> True": _END,
@@ -165,7 +183,9 @@ EQUIVALENT: dict[str, str] = {
                 **{f"delete barrier_arrive q_empty#{i}": _NOT_RUN for i in (0, 2)},
                 **{f"barrier_arrive q_empty#{i}: slot of q_empty +1": _NOT_RUN for i in (0, 2)},
                 **{f"when(barrier_arrive q_empty#{i}): eq 1 -> eq {n}": _NOT_RUN for i in (0, 2) for n in (0, 2)},
-                "when(when(barrier_wait q_empty)): eq 0 -> eq 1": _Q_LATER,
+                **{f"when(barrier_wait k_empty#0): ge 2 -> ge {n}": _COUNTS for n in (1, 3)},
+                "when(barrier_wait v_empty#0): ge 2 -> ge 3": _COUNTS,
+                "when(barrier_wait v_empty#1): ge 2 -> ge 1": _COUNTS,
                 "when(barrier_arrive ones): eq 0 -> eq 1": "the other warpgroup writes the ones",
             },
             "attention_backward": {
