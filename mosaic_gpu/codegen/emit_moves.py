@@ -71,7 +71,39 @@ class MoveEmitter(MemoryEmitter):
         if 0 in o.shape:  # it has registers, of which none is an element, and no place
             return
         for i, p in enumerate(positions):
-            self.write_place(o.dtype, p, self.element(o, i), base)
+            self.move_to_place(o, i, p, base)
+
+    def move_to_place(self, o: Operand, index: int, position: str, base: int = 0) -> None:
+        """Element `index` of a thread's registers as it is.
+
+        Converted to float32 and back a negative NaN would come out as the positive one, and be another to who compares the
+        element in the scratch with the one in the registers.
+        """
+        self.line(f"{self.place(o.dtype, position, base)} = {self.moved_element(o, index)};")
+
+    def moved_element(self, o: Operand, index: int) -> str:
+        """`element` as it is: a 16-bit float, of which two lie in a register, as a u16."""
+        if o.dtype not in PACKED:
+            return self.element(o, index)
+        if self.layout(o) is None:
+            return f"to_{half(o.dtype)}({self.scalar(o)})"
+        return f"(u16)({self.scalar(o)}[{index // 2}]{' >> 16' if index % 2 else ''})"
+
+    def assign_moved(self, result: Value, texts: Sequence[str]) -> None:
+        """`assign_elements` of what `moved_element` gives."""
+        if result.dtype not in PACKED:
+            self.assign_elements(result, texts)
+            return
+        if self.layout(result) is None:
+            self.define_scalar(result, f"from_{half(result.dtype)}({texts[0]})")
+            return
+        name, last = self.declare(result), len(texts) - 1
+        lines = [
+            f"{name}[{i // 2}] = {texts[i]}{f' | (u32){texts[i + 1]} << 16' if i < last else ''};"
+            for i in range(0, last + 1, 2)
+        ]
+        for k in range(0, len(lines), 8):
+            self.line(" ".join(lines[k : k + 8]))
 
     def met(self) -> None:
         self.role_sync()
@@ -122,7 +154,7 @@ class MoveEmitter(MemoryEmitter):
             a % 2 == 0 and b == a + 1 for a, b in zip(table[::2], (*table[1::2], table[-1] + 1), strict=False)
         )
         if result.dtype not in PACKED or not pairs_stay:
-            self.assign_elements(result, [self.element(source, j) for j in table])
+            self.assign_moved(result, [self.moved_element(source, j) for j in table])
             return
         self.declare(result)
         pairs = [f"{self.name(result)}[{i}] = {self.scalar(source)}[{j // 2}];" for i, j in enumerate(table[::2])]
@@ -136,7 +168,7 @@ class MoveEmitter(MemoryEmitter):
             positions = [name]
         else:
             positions = self.positions(name, self.layout(result), strides, start)
-        self.assign_elements(result, [self.read_place(result.dtype, p, base) for p in positions])
+        self.assign_moved(result, [self.place(result.dtype, p, base) for p in positions])
 
     def clamped(self, o: Operand, most: int) -> str:
         """A start index within 0..most, as JAX clamps it."""

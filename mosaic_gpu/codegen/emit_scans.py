@@ -83,10 +83,10 @@ class ScanEmitter(ReductionEmitter):
         self.met()
         for x, base in zip(e.operands, bases, strict=False):
             for i in range(layout.registers):
-                self.write_place(x.dtype, f"{name}[{i}]", self.element(x, i), base)
+                self.move_to_place(x, i, f"{name}[{i}]", base)
         self.met()
         for r, x, base in zip(e.results, e.operands, bases, strict=False):
-            self.assign_elements(r, [self.read_place(x.dtype, p, base) for p in positions])
+            self.assign_moved(r, [self.place(x.dtype, p, base) for p in positions])
 
     def top_k(self, step: Any) -> None:
         """Each element finds its rank (how many are larger, or equal and before it); the first k go there with their indices."""
@@ -116,12 +116,12 @@ class ScanEmitter(ReductionEmitter):
             at = " + ".join(f"({f'{name}[{i}]' if a == d else c[a]}) * {s}" for a, s in enumerate(short))
             with self.block(f"if ({name}[{i}] < {k})"):
                 self.line(f"const int to = {at};")
-                self.write_place(x.dtype, "to", self.element(x, i))
+                self.move_to_place(x, i, "to")
                 self.write_place(indices.dtype, "to", c[d], base)
         self.met()
         for r, start in ((values, 0), (indices, base)):
             places = self.positions(f"{name}_to{r.id}", self.layout(r), short)
-            self.assign_elements(r, [self.read_place(r.dtype, p, start) for p in places])
+            self.assign_moved(r, [self.place(r.dtype, p, start) for p in places])
 
 
 def _in_order(dtype: str, a: str, b: str) -> tuple[str, str]:

@@ -61,7 +61,7 @@ def _concatenate(out: Any, step: Any) -> None:
     result, d = e.results[0], e.param("dimension")
     joined = _joined(out.layout, e)
     if joined is not None:
-        out.assign_elements(result, [out.element(e.operands[k], i) for k, i in joined])
+        out.assign_moved(result, [out.moved_element(e.operands[k], i) for k, i in joined])
         return
     strides, start = row_major(result.shape), 0
     out.met()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,23 @@ def _power(e: Equation) -> str:
     return f"int_power<{y}>({{0}})" if y >= 0 else f"(1.f / int_power<{-y}>({{0}}))"
 
 
-define("integer_pow", _power, lambda e, x: np.power(widened(x), e.param("y"))).dtypes = (*FLOATS, *INTEGERS)
+def _squares(x: Any, n: int) -> Any:
+    """`int_power` of the prelude."""
+    if n == 1:
+        return x
+    half = _squares(x, n // 2)
+    return np.multiply(x, _squares(x, n - 1)) if n % 2 else np.multiply(half, half)
+
+
+def _powers(x: Any, y: int) -> Any:
+    """Multiplied in the order of the C++, as each product is rounded."""
+    n = abs(y)
+    with np.errstate(all="ignore"):
+        product = functools.reduce(np.multiply, [x] * n, np.ones_like(x)) if n <= 8 else _squares(x, n)
+        return product if y >= 0 else np.divide(np.ones_like(x), product)
+
+
+define("integer_pow", _power, lambda e, x: _powers(widened(x), int(e.param("y")))).dtypes = (*FLOATS, *INTEGERS)
 
 
 def _away(x: Any) -> Any:

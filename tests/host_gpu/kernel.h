@@ -50,7 +50,9 @@ DI double __longlong_as_double(long long x) { return bits<double>(x); }
 // Casts to integers, which host.py has written as `As<int>() ->* x`: of floats as CUDA has them, the nearest end of the range
 // for what lies outside, zero for NaN; C++ leaves that open.
 template <class... T> struct As {};
-template <class T, class X> DI T operator->*(As<T>, X x) {
+template <class T, class X>
+  requires std::is_arithmetic_v<X>
+DI T operator->*(As<T>, X x) {
   if constexpr (std::is_floating_point_v<X>) {
     typedef std::conditional_t<sizeof(T) < 4, std::conditional_t<std::is_signed_v<T>, int, u32>, T> Wide;
     const X low = (X)std::numeric_limits<Wide>::min(), end = ldexp((X)1, std::numeric_limits<Wide>::digits);
@@ -58,7 +60,9 @@ template <class T, class X> DI T operator->*(As<T>, X x) {
   } else return (T)x;
 }
 template <class... A, class... B> DI As<A..., B...> operator->*(As<A...>, As<B...>) { return {}; }
-template <class A, class B, class... C, class X> DI A operator->*(As<A, B, C...>, X x) { return As<A>() ->* (As<B, C...>() ->* x); }
+template <class A, class B, class... C, class X>
+  requires std::is_arithmetic_v<X>
+DI A operator->*(As<A, B, C...>, X x) { return As<A>() ->* (As<B, C...>() ->* x); }
 
 DI u32 shared_address(const void*) { return 0; }
 DI int own_lane() { return threadIdx.x % 32; }
@@ -110,6 +114,7 @@ DI long long min(long long a, long long b) { return a < b ? a : b; }
 DI u32 min(u32 a, u32 b) { return a < b ? a : b; }
 
 DI int __popcll(u64 x) { return __builtin_popcountll(x); }
+DI int __clzll(u64 x) { return x ? __builtin_clzll(x) : 64; }
 DI float erfinvf(float y) {  // by Newton's method, from a rough start
   double x = y, w = log1p(-x * x), a = 2 / (M_PI * 0.147) + w / 2, z = copysign(sqrt(sqrt(a * a - w / 0.147) - a), x);
   if (!(fabs(x) < 1)) return fabs(x) == 1 ? copysignf(INFINITY, y) : NAN;

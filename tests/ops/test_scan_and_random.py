@@ -57,22 +57,21 @@ def test_scan_of_scalars():
     np.testing.assert_array_equal(ran(f, x)[0], np.asarray(f(jnp.asarray(x))))
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda k: jax.random.bits(k, (24, 10), "uint32"),
-        lambda k: jax.random.bits(k, (130,), "uint16"),
-        lambda k: jax.random.uniform(k, (24, 10)),
-        lambda k: jax.random.normal(jax.random.fold_in(k, 7), (64, 4)),
-        lambda k: jax.random.bernoulli(k, 0.3, (40,)).astype(jnp.int32),
-        lambda k: jax.random.randint(k, (24, 10), -5, 1000),
-        lambda k: jax.random.bits(jax.random.split(k, 5)[3], (40,)),
-        lambda k: jax.random.bits(jax.random.split(k, 6)[1:5:2][1], (40,)),
-        lambda k: sum(jax.random.bits(own, (8,)) for own in jax.random.split(k, 3)),
-        lambda k: jax.random.permutation(k, 48),
-    ],
-    ids="bits32 bits16 uniform normal bernoulli randint split some_of_a_split every_key permutation".split(),
-)
+DRAWS: dict[str, Any] = {
+    "bits32": lambda k: jax.random.bits(k, (24, 10), "uint32"),
+    "bits16": lambda k: jax.random.bits(k, (130,), "uint16"),
+    "uniform": lambda k: jax.random.uniform(k, (24, 10)),
+    "normal": lambda k: jax.random.normal(jax.random.fold_in(k, 7), (64, 4)),
+    "bernoulli": lambda k: jax.random.bernoulli(k, 0.3, (40,)).astype(jnp.int32),
+    "randint": lambda k: jax.random.randint(k, (24, 10), -5, 1000),
+    "split": lambda k: jax.random.bits(jax.random.split(k, 5)[3], (40,)),
+    "some_of_a_split": lambda k: jax.random.bits(jax.random.split(k, 6)[1:5:2][1], (40,)),
+    "every_key": lambda k: sum(jax.random.bits(own, (8,)) for own in jax.random.split(k, 3)),
+    "permutation": lambda k: jax.random.permutation(k, 48),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
 def test_random(draw, compiled):
     """The same numbers as outside of a kernel, from a seed that is read at run time and from a key closed over."""
     seed = np.array([1234], np.int32)
@@ -103,29 +102,32 @@ def tripled(x: Any) -> Any:
 tripled.defvjp(lambda x: (3 * x, None), lambda _, g: (3 * g,))
 
 
+WRAPPED: dict[str, Any] = {
+    "jit": jax.jit(lambda a: a + 1),
+    "custom_jvp": doubled,
+    "custom_vjp": tripled,
+    "checkpoint": jax.checkpoint(jnp.sin),
+    "grad": jax.grad(lambda a: jnp.sum(jnp.tanh(a) * a)),
+    "vmap": jax.vmap(lambda a: a * a),
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "softmax": jax.nn.softmax,
+    "logsumexp": jax.nn.logsumexp,
+    "log_softmax": jax.nn.log_softmax,
+    "cumsum": lambda a: jnp.cumsum(jnp.abs(a)),  # no cancellation: the order of the sums differs
+    "sort": jnp.sort,
+    "argsort": jnp.argsort,
+    "optimization_barrier": lambda a: lax.optimization_barrier(a),
+    "norm": lambda a: jnp.linalg.norm(a),
+    "variance": lambda a: jnp.var(a) + jnp.mean(a),
+}
+
+
 def test_wrapped_functions():
     """jit, custom_jvp, custom_vjp, checkpoint, derivatives and jax.nn's functions are their insides."""
     x = np.linspace(-2, 2, 48, dtype=np.float32)
-    functions = [
-        jax.jit(lambda a: a + 1),
-        doubled,
-        tripled,
-        jax.checkpoint(jnp.sin),
-        jax.grad(lambda a: jnp.sum(jnp.tanh(a) * a)),
-        jax.vmap(lambda a: a * a),
-        jax.nn.relu,
-        jax.nn.gelu,
-        jax.nn.silu,
-        jax.nn.softmax,
-        jax.nn.logsumexp,
-        jax.nn.log_softmax,
-        lambda a: jnp.cumsum(jnp.abs(a)),  # no cancellation: the order of the sums differs
-        jnp.sort,
-        jnp.argsort,
-        lambda a: lax.optimization_barrier(a),
-        lambda a: jnp.linalg.norm(a),
-        lambda a: jnp.var(a) + jnp.mean(a),
-    ]
-    for f in functions:
+    for name, f in WRAPPED.items():
         (found,) = ran(lambda a, f=f: jnp.atleast_1d(f(a)), x)
-        np.testing.assert_allclose(found, np.asarray(jnp.atleast_1d(f(jnp.asarray(x)))), rtol=2e-5, atol=2e-6)
+        right = np.asarray(jnp.atleast_1d(f(jnp.asarray(x))))
+        np.testing.assert_allclose(found, right, rtol=2e-5, atol=2e-6, err_msg=name)
