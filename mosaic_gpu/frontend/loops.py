@@ -152,7 +152,10 @@ def run_scoped(f: Callable[..., Any], *types: Any, collective_axes: Sequence[str
     names = tuple(leaf_names(f, types, named, lambda x: x is None or isinstance(x, RefType)))
     for leaf, name in zip(leaves, names, strict=True):
         if not isinstance(leaf, RefType):
-            arguments.refuse("run_scoped", name, leaf, "a memory space such as SMEM((128, 64), dtype)")
+            wanted = "a memory space such as SMEM((128, 64), dtype)"
+            if isinstance(leaf, InitialAccumulator):
+                wanted += "; ACC.init(x) is an initial value of run_state. Here: ACC(x.shape, x.dtype), and acc[...] = x in it"
+            arguments.refuse("run_scoped", name, leaf, wanted)
         if leaf.space.kind == "semaphore":
             raise UnsupportedCall(
                 f"run_scoped: {name} is a semaphore, which belongs to the launch: put it in scratch_types, or use get_global"

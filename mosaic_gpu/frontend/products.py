@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.interpreters import batching
 
 from ..errors import Line, UnsupportedCall
 from ..layouts.shared import ITEM_BITS, instead_of
 from ..ops.dot import ACCURATE, HALF, TOGETHER
+from ..ops.dot import bit_dot as BIT_DOT
 from ..ops.elementwise import FLOAT8, FLOATS, INT4, INTEGERS, SMALL_FLOATS
 from ..program import Equation, Literal, Operand, Value
-from .primitives import dtype_name
+from .primitives import dtype_name, primitive
 
 if TYPE_CHECKING:
     from .trace import Tracer
@@ -105,6 +107,22 @@ def dot_general(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> N
             out.append(Equation("convert_element_type", (source,), (to,), (("new_dtype", to.dtype),), (), line))
         else:
             out.append(Equation("reshape", (source,), (to,), (("new_sizes", to.shape),), (), line))
+
+
+def _each_bit_dot(args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
+    """`vmap` of it: one product after the other."""
+    some = [jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True) if d is not None]
+
+    def one(mapped: list[Any]) -> Any:
+        own = iter(mapped)
+        return primitive(BIT_DOT).bind(
+            *(x if d is None else next(own) for x, d in zip(args, dims, strict=True)), **params
+        )
+
+    return jax.lax.map(one, some), [0]
+
+
+batching.primitive_batchers[primitive(BIT_DOT)] = _each_bit_dot
 
 
 def bit_dot(tr: Tracer, e: Any, out: list[Equation], line: Line | None) -> None:

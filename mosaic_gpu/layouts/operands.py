@@ -68,6 +68,13 @@ def shared_operand(
     size = layout.itemsize
     if len(view.shape) != 2:
         raise IllegalInstruction(f"{what} of an MMA is 2-D; {view} has shape {view.shape}", line)
+    k_step = SharedOperand.k_bytes // size
+    if view.shape[k_axis] % k_step:  # first: no transforms would do
+        raise IllegalInstruction(
+            f"{what}: K = {view.shape[k_axis]} is not a multiple of {k_step} ({layout.dtype}), of which an instruction takes 32 "
+            "bytes: fill up with zeros",
+            line,
+        )
     want = f"SMEM(..., transforms=(TilingTransform((8, {128 // size})), SwizzleTransform(128)))"
     if not layout.swizzle or len(layout.tile) != 2:
         raise IllegalInstruction(
@@ -113,10 +120,6 @@ def shared_operand(
     operand = SharedOperand(
         view.ref.id, start, mn_major, leading, stride, layout.swizzle, size, mn, k, chunk, chunk_bytes, group_bytes
     )
-    if k % operand.k_per_instruction:
-        raise IllegalInstruction(
-            f"{what}: K = {k} is not a multiple of {operand.k_per_instruction} ({layout.dtype})", line
-        )
     for value, name in ((leading, "leading"), (stride, "stride")):
         if value >= 1 << 18:
             raise IllegalInstruction(f"{what}: {name} byte offset {value} does not fit a descriptor (< 262144)", line)

@@ -24,7 +24,7 @@ from ..layouts.registers import Digit, RegisterLayout
 from ..layouts.shared import itemsize
 from ..program import Equation, View
 from .elementwise import FLOAT8, FLOATS, INT4, INTEGERS, numpy_dtype
-from .registry import WARPGROUP, gives, like, op
+from .registry import WARPGROUP, Op, gives, like, op
 
 dot_general = op(
     "dot_general",
@@ -62,8 +62,8 @@ TOGETHER = (
 # Parameter `precision`: float32 products of all 24 bits; sums in float16; of the bits in bytes, ones that both or just one have.
 ACCURATE, HALF, AND, XOR = "exact", "half", "and", "xor"
 
-bit_dot = op("bit_dot", instead="a product takes a whole warpgroup; do it outside of warp_map")
-"""`mma(bits=)`: the front end makes a dot_general of it, whose precision is the operation."""
+bit_dot = Op("bit_dot")
+"""`mma(bits=)`, in no table: the front end makes a dot_general of it, whose precision is the operation."""
 
 
 @bit_dot.abstract

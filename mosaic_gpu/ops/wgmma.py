@@ -72,9 +72,9 @@ def wgmma(acc: Any, a: Any, b: Any, *, bits: str | None = None) -> None:
     """acc += a @ b, asynchronously.
 
     acc: ACC Ref (m, n), float32 (also float16 for float16 and fp8 operands, int32 for int8); m a multiple of 64, n of 8 up
-    to 256.
+    to 256 (of integers and bits above 32 of 16).
     a: (m, k) SMEM Ref or register array, in Layout.WGMMA of 16-bit elements, WGMMA_8BIT of 8-bit ones, WGMMA_TF32 of float32;
-    b: (k, n) SMEM Ref.  Transposed views select the major-ness.
+    b: (k, n) SMEM Ref.  k is a multiple of 32 bytes.  Transposed views select the major-ness.  float32 is cut off to tf32.
     bits: "and": a and b are uint8, eight bits of K each, and acc (int32) gets the number of ones that a's row and b's column have
     in common (`.b1`, `.and.popc`; there is no other operation).
     The operands must not change until `wgmma_wait`.  Raises IllegalInstruction with the row of the table that is missing.
@@ -126,7 +126,9 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
         raise IllegalInstruction(f"wgmma: m = {m} rows is not a multiple of 64", e.line)
     integer = a.dtype in ("int8", "uint8")
     if n % 8 or not 8 <= n <= 256 or (integer and n > 32 and n % 16):
-        raise IllegalInstruction(f"wgmma: n = {n}; legal are 8, 16, ..., 256 (int8 above 32: multiples of 16)", e.line)
+        raise IllegalInstruction(
+            f"wgmma: n = {n}; legal are 8, 16, ..., 256 (integers and bits above 32: multiples of 16)", e.line
+        )
     b_operand = shared_operand(b, ctx.buffers[b.ref.id].layout, 0, "B", e.line)
     if isinstance(a, View):
         a_operand: SharedOperand | int = shared_operand(a, ctx.buffers[a.ref.id].layout, 1, "A", e.line)

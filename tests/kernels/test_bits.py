@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -130,3 +131,22 @@ def test_what_is_refused() -> None:
     with pytest.raises(MosaicGpuError, match="no b1 x b1 -> float32") as e:
         build_plan(plgpu.kernel(body, out(64, 16), scratch_types=tiles).program(out(1, dtype=np.int32)), "sm_90a")
     assert isinstance(e.value, IllegalInstruction)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 2), (1, 0)])
+def test_under_vmap(axes: tuple[int | None, int | None]) -> None:
+    """Inside of a kernel: one product after the other."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(0, 256, s, np.uint8) for s in ((16, 32), (32, 8)))
+    mapped = [x if d is None else np.stack([x, x[::-1], x ^ 7], axis=d) for x, d in zip((a, b), axes, strict=True)]
+
+    def product(x: Any, y: Any) -> Any:
+        return plgpu.mma(jnp.zeros((16, 8), jnp.int32), x, y, bits="and")
+
+    def body(a: Any, b: Any, o: Any) -> None:
+        o[...] = jax.vmap(product, axes)(a[...], b[...])
+
+    found = plgpu.kernel(body, out(3, 16, 8, dtype=np.int32))(*mapped)
+    for i in range(3):
+        x, y = (m if d is None else np.take(m, i, d) for m, d in zip(mapped, axes, strict=True))
+        np.testing.assert_array_equal(found[i], np.unpackbits(x[:, :, None] & y[None], axis=1).sum(1))
