@@ -12,7 +12,7 @@ from .emit_tcgen05 import Tcgen05Emitter
 from .text import c_type
 from .wgmma_text import AccumulatorKind, Chain, Init, OperandKind, Product, wgmma_product
 
-COPIED = "a_bits"
+COPIED = "a_bits"  # of A in registers, four 8-bit elements or one of 32 bits in each
 ACC_KINDS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 
 

@@ -38,9 +38,12 @@ def define(name: str, expression: Callable[[Equation], str], numpy: Callable[...
 
 
 # ---- powers, rounding, neighbours -----------------------------------------------------------------------------------------
+WRITTEN_OUT = 8  # up to this power the factors stand in a row; above it is squared
+
+
 def _power(e: Equation) -> str:
     y = int(e.param("y"))
-    if abs(y) <= 8:
+    if abs(y) <= WRITTEN_OUT:
         product = " * ".join(["{0}"] * abs(y)) or "1"
         return f"({product})" if y >= 0 else f"(1.f / ({product}))"
     return f"int_power<{y}>({{0}})" if y >= 0 else f"(1.f / int_power<{-y}>({{0}}))"
@@ -58,7 +61,7 @@ def _powers(x: Any, y: int) -> Any:
     """Multiplied in the order of the C++, as each product is rounded."""
     n = abs(y)
     with np.errstate(all="ignore"):
-        product = functools.reduce(np.multiply, [x] * n, np.ones_like(x)) if n <= 8 else _squares(x, n)
+        product = functools.reduce(np.multiply, [x] * n, np.ones_like(x)) if n <= WRITTEN_OUT else _squares(x, n)
         return product if y >= 0 else np.divide(np.ones_like(x), product)
 
 

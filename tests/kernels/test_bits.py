@@ -18,6 +18,7 @@ from mosaic_gpu import ds
 from mosaic_gpu.errors import IllegalInstruction, MosaicGpuError
 from mosaic_gpu.ops.dot import Dot
 from mosaic_gpu.plan.build import build_plan
+from tests.kernels.test_mma_matrix import operands
 from tests.support import out, program_of
 
 M, N, K = 128, 64, 256  # of A and B in memory, K in bytes; a product takes the last rows, columns and bytes of K
@@ -46,13 +47,8 @@ CASES = tuple(Case(bits, swizzle) for bits in OPERATIONS for swizzle in (None, 0
 
 def kernel_of(case: Case) -> Any:
     def body(a: Any, b: Any, c: Any, *refs: Any) -> None:
-        outs, scratch = refs[: len(case.shapes)], refs[len(case.shapes) :]
-        if scratch:
-            *tiles, full = scratch
-            plgpu.copy_gmem_to_smem(a, tiles[0], full)
-            plgpu.copy_gmem_to_smem(b, tiles[1], full)
-            plgpu.barrier_wait(full)
-            a, b = tiles
+        outs = refs[: len(case.shapes)]
+        a, b = operands(a, b, refs[len(case.shapes) :])
         for o, (m, n, k) in zip(outs, case.shapes, strict=True):
             x, y = a[ds(M - m, m), ds(K - k, k)], b[ds(N - n, n), ds(K - k, k)].T
             o[...] = plgpu.mma(jnp.broadcast_to(c[ds(M - m, m)][:, None], (m, n)), x, y, bits=case.bits)

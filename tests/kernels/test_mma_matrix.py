@@ -126,18 +126,24 @@ def expected(case: Case, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> list[np
     return found
 
 
+def operands(a: Any, b: Any, scratch: Any) -> tuple[Any, Any]:
+    """A and B where a product reads them: in the two buffers of `scratch`, whose barrier counts both copies, if there are any."""
+    if not scratch:
+        return a, b
+    *tiles, full = scratch
+    for x, tile in zip((a, b), tiles, strict=True):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+    plgpu.barrier_wait(full)
+    return tiles[0], tiles[1]
+
+
 def kernel_of(case: Case) -> Any:
     def part(ref: Any, mn_major: bool, lines: Any, along: Any) -> Any:
         return ref[along, lines] if mn_major else ref[lines, along]
 
     def body(a: Any, b: Any, c: Any, *refs: Any) -> None:
-        outs, scratch = refs[: len(case.shapes)], refs[len(case.shapes) :]
-        if scratch:
-            *tiles, full = scratch
-            plgpu.copy_gmem_to_smem(a, tiles[0], full)
-            plgpu.copy_gmem_to_smem(b, tiles[1], full)
-            plgpu.barrier_wait(full)
-            a, b = tiles
+        outs = refs[: len(case.shapes)]
+        a, b = operands(a, b, refs[len(case.shapes) :])
         contracted = (((0 if case.a_mn else 1,), (0 if case.b_mn else 1,)), ((), ()))
         for i, (o, (m, n, k)) in enumerate(zip(outs, case.shapes, strict=True)):
             x = part(a, case.a_mn, ds(M - m, m), ds(case.k - k, k))

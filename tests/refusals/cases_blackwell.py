@@ -10,7 +10,8 @@ import numpy as np
 
 import mosaic_gpu as plgpu
 
-from .cases import BAR, BF, I8, WGMMA, F, case, ds, mma, nothing, o, smem, transposed, x
+from .cases import BAR, BF, I8, WGMMA, F, case, ds, mma, nothing, o, smem, x
+from .cases_products import transposed
 
 
 # ---- tcgen05 ------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from mosaic_gpu.codegen.wgmma_text import wgmma_product
 from mosaic_gpu.errors import MosaicGpuError
 from mosaic_gpu.plan.build import build_plan
 
-from . import cases_blackwell, cases_peers  # noqa: F401, their cases join the others
+from . import cases_blackwell, cases_peers, cases_products  # noqa: F401, their cases join the others
 from .cases import CASES, Case
 from .exempt import EXEMPT
 
