@@ -117,7 +117,7 @@ def _(ctx: Any, e: Equation) -> WgmmaPlan:
     if b_type not in b_types or acc.dtype not in acc_types:
         rest = f"with A {a_type}, B may be {b_types} and the accumulator {acc_types}"
         if not b_types:
-            rest = f"it multiplies {', '.join(TYPES)}: convert A with astype first"
+            rest = f"it multiplies {', '.join(t for t in TYPES if t != 'b1')}: convert A with astype first"
         raise IllegalInstruction(f"wgmma has no {a_type} x {b_type} -> {acc.dtype}; {rest}", e.line)
     m, n = acc.shape
     if acc.shape != acc.ref.shape:
